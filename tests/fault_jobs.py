@@ -37,6 +37,7 @@ def store(states, checkpoint, path, group):
     header = {"version": CHECKPOINT_VERSION, "world_size": group.size, "algorithm": "SONEX", "num_samples": SAMPLES}
     header |= {"skipped_batches": 0, "optimizer": {"class": "HeavyBall"}} | checkpoint["fcco"]
     checkpoint = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 0, **checkpoint, "fcco": header}
+    checkpoint["state_dict"] |= {f"{name}.rows": state.rows for name, state in states.items()}
 
     def write():
         if group.rank == 0:
@@ -114,7 +115,6 @@ def train(path, until, save_every=1):
         step += 1
         if step % save_every == 0:
             inside = {"step": step, "moved": optimizer.state_dict(), "engine": engine.state_dict()}
-            weights = {**network.state_dict(), **{f"{n}.rows": s.rows for n, s in states.items() if not s.sharded}}
-            store(states, {"state_dict": weights, "fcco": inside}, path, group)
+            store(states, {"state_dict": network.state_dict(), "fcco": inside}, path, group)
     rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in states.items()}
     return {"weights": network.state_dict(), "rows": rows}

@@ -66,7 +66,7 @@ from fcco_lightning.data import TensorTable
 from fcco_lightning.objectives import Objective, binary_scores
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
-from fcco_lightning.state.divided import is_divided
+from fcco_lightning.state.sharded import is_sharded
 from fcco_lightning.training import Preemption
 from tests.conftest import QUIET
 from tests.tables import make_data, make_frame
@@ -352,7 +352,7 @@ def fit_all_pairs(several: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 def whole(tensor: Any) -> Tensor:
     """A tensor with the parts of all processes; a collective call."""
-    return tensor.full_tensor() if is_divided(tensor) else tensor  # type: ignore[no-any-return]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
 
 
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
@@ -444,7 +444,7 @@ def spoil_a_gradient(module, data):
     def on_train_start():
         start()
         for parameter in module.network.parameters():
-            if is_divided(parameter):
+            if is_sharded(parameter):
                 parameter.register_post_accumulate_grad_hook(spoil)
 
     module.on_train_start = on_train_start
@@ -501,8 +501,14 @@ def fit_and_be_told_to_end(job: Mapping[str, Any], which: int, epoch: int, batch
     return fit({**job, "callbacks": [At(epoch, batch, partial(terminate, which)), Preemption(folder=job["folder"])]})
 
 
+def place_of_weights(path: Path) -> int:
+    """Where the first weights are in a checkpoint's file, in bytes; between its members there is padding."""
+    weights = next(v for k, v in torch.load(path, weights_only=True)["state_dict"].items() if k.startswith("network."))
+    return path.read_bytes().index(weights.numpy().tobytes())
+
+
 def rows_files(path: str) -> list[Path]:
-    return sorted(Path(f"{path}.rows").rglob("*.rows"))
+    return sorted(Path(f"{path}.rows").rglob("*.part"))
 
 
 def fill_the_disk(module, data):

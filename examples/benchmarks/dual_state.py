@@ -10,8 +10,8 @@ two processes::
 - Memory of a process over that of n/P float32 values.
 - Steps: read, average (``torch.lerp``) and write the rows of a batch, wherever they are, against the two collectives
   alone.  Once more with a tenth of the rows.
-- Files: save and load against the same bytes without format and checksum, in chunks of the same size.  What is loaded
-  was written just before, so it comes from the page cache.
+- Files: save and load against the same bytes without format and checksum.  What is loaded was written just before, so
+  it comes from the page cache.
 - Trainer: ``Trainer.fit`` of a job like Adult (SONEX, ROC fairness) against one process with the union batch.
 """
 
@@ -47,11 +47,12 @@ from fcco_lightning import (
 )
 from fcco_lightning.data.synthetic import GaussianGroups
 from fcco_lightning.state import DualState, copies, shard_of
+from fcco_lightning.state.parts import FOLDER, read_parts, write_part
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.state.row_files import CHUNK_BYTES, read_manifest, read_rows, write_manifest, write_part
 from fcco_lightning.training import Preemption
 
 GAMMA = 0.1
+CHUNK_BYTES = 4 << 20  # of plain files
 STEPS = 10  # of each variant in a round
 WARM_UP = 3  # rounds
 FIRST_STEPS = 20  # of a training, left out
@@ -220,18 +221,19 @@ def files(num_rows: int, rounds: int, folder: Path) -> tuple[Rounds, Rounds]:
     processes = Processes()
     state, rank = filled(num_rows, processes), processes.rank
     ours, theirs = folder / "ours", folder / f"plain.{rank}"
-    into = torch.ones_like(state.rows)
+    into, place = torch.ones_like(state.rows), "state_dict.rows"
+    header = {FOLDER: str(folder), "save_id": ours.name, "world_size": processes.size}
+    checkpoint = {"state_dict": {"rows": torch.empty(num_rows, 1, device="meta")}, "fcco": header}
 
     def save() -> None:
-        parts = processes.everyone(write_part(ours, "rows", "benchmark", state.first, state.rows, num_rows))
-        if rank == 0:
-            write_manifest(ours, "benchmark", {"rows": num_rows}, parts)
+        write_part(ours, rank, {place: state.rows})
+        processes.agree()
 
     actions: dict[str, Callable[[], object]] = {
         "plain save": lambda: plain_bytes(theirs, state.rows, write=True),
         "save": save,
         "plain load": lambda: plain_bytes(theirs, into),
-        "load": lambda: read_rows(ours, read_manifest(ours), "rows", state.first, into),
+        "load": lambda: into.copy_(read_parts(checkpoint, {place: (state.first, len(into))})[place]),
     }
     times, peaks = ({name: list[float]() for name in actions} for _ in range(2))
     for _ in range(rounds):

@@ -31,8 +31,8 @@ from torch.nn.functional import normalize
 
 from fcco_lightning import SONEX, SOX, BatchNetwork, CLIPModel, Engine, GlobalContrastive
 from fcco_lightning.models.outputs import Embeddings
-from fcco_lightning.state.divided import part_of
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import part_of
 from fcco_lightning.training.sharding import blocks_of, divide
 
 SAMPLES = 100_000  # with rows, of the small CLIP model

@@ -12,7 +12,7 @@ from fcco_lightning.engine import Engine
 from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent, copied
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import Smoothing
-from fcco_lightning.state.divided import parts_of
+from fcco_lightning.state.sharded import parts_of
 
 Clipped = Literal["inner", "outer", "both"]
 

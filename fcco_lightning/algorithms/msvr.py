@@ -12,7 +12,7 @@ from fcco_lightning.engine import Engine, Estimate, Seen
 from fcco_lightning.estimators import Average, Storm, copied, like_parameters, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import replaced
-from fcco_lightning.state.checkpoint_schema import require
+from fcco_lightning.state.checkpoint_schema import Either, require
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class MSVR(Estimation):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._storm.v = like_parameters(state["v"], self._params)
-        require(state["changed"], dict[str, dict[str, Tensor | None]], "the rows before the last step")
+        require(state["changed"], {str: {str: Either(Tensor, None)}}, "the rows before the last step")
         device = self._params[0].device
         held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state["changed"]))
         self._before = {int(number): _Before(**one) for number, one in held.items()}

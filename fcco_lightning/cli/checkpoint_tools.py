@@ -16,8 +16,9 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError, ConfigError, printable
-from fcco_lightning.state.checkpoint_files import read_file, rows_folder
-from fcco_lightning.state.row_files import checksum, new_file, read_manifest, read_rows, require_checksum
+from fcco_lightning.state.checkpoint_files import read_file
+from fcco_lightning.state.new_file import new_file
+from fcco_lightning.state.parts import read_parts
 
 _OF_ROWS = ("min", "mean", "max", "norm")
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -61,28 +62,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: if it is missing, damaged, of another format, or not written by ``fcco fit``.
     """
     content = read_file(path, whole=True)
-    names = sorted(content["fcco"]["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
-    states = {name: _stored_rows(Path(path), name, content) for name in names}
+    names, stored = sorted(content["fcco"]["states"], key=lambda name: (len(name), name)), content["state_dict"]
+    rows = read_parts(content, {f"state_dict.{name}.rows": (0, len(stored[f"{name}.rows"])) for name in names})
+    size = content["fcco"]["world_size"]
+    states = {
+        name: StoredRows(rows[f"state_dict.{name}.rows"], size if stored[f"{name}.rows"].is_meta else 0)
+        for name in names  # terms.2 before terms.10
+    }
     state_names = {f"{name}.{part}" for name in states for part in ("rows", "_extra_state")}
-    weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in state_names}
+    weights = {k: v for k, v in stored.items() if isinstance(v, Tensor) and k not in state_names}
     return Checkpoint(content, weights, states)
-
-
-def _stored_rows(path: Path, name: str, content: Mapping[str, Any]) -> StoredRows:
-    described, rows = content["fcco"]["tables"][name], content["state_dict"].get(f"{name}.rows")
-    if rows is not None:
-        files, total = 0, checksum(rows, 0)
-    else:
-        save_id, (n, k) = content["fcco"]["save_id"], (described["num_rows"], described["width"])
-        folder, dtype = rows_folder(path) / save_id, getattr(torch, described["dtype"])
-        manifest = read_manifest(folder, save_id)
-        read_rows(folder, manifest, name, 0, torch.empty(0, k, dtype=dtype), n)  # only checks n
-        rows = torch.empty(n, k, dtype=dtype)
-        read_rows(folder, manifest, name, 0, rows, n)
-        parts = [part for part in manifest.parts if part.table == name]
-        files, total = len(parts), sum(part.checksum for part in parts) % 2**64
-    require_checksum(total, described["checksum"], name, path)
-    return StoredRows(rows, files)
 
 
 # ------------------------------------------------------------------------------------------------------------- inspect

@@ -16,7 +16,7 @@ from fcco_lightning.errors import ConfigError, DataError, printable
 from fcco_lightning.evaluation import is_feasible
 from fcco_lightning.evaluation.pictures import plot_comparison
 from fcco_lightning.reports.summary_table import METRICS, print_tables, read_metrics, read_report, render_records
-from fcco_lightning.state.row_files import new_file
+from fcco_lightning.state.new_file import new_file
 
 _OBJECTIVE, LARGEST, HOLDS = "objective", "largest h", "holds"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # figures that are not compared

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from fcco_lightning.data.batches import BatchPlan
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.checkpoint_schema import LoaderPlace, require
+from fcco_lightning.state.checkpoint_schema import LOADER, require
 
 
 class RankBatches(DistributedSampler[Any]):
@@ -141,7 +141,7 @@ class ResumableLoader(DataLoader[Any]):
             CheckpointError: if the union batch has another size, so that the position is not defined, or the state is
                 incomplete.
         """
-        require(state, LoaderPlace, "the loader's state")
+        require(state, LOADER, "the loader's state")
         size = self.sampler.plan.batch_size
         if state["batch_size"] != size:
             raise CheckpointError(

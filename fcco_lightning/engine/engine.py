@@ -42,9 +42,9 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import slopes
 from fcco_lightning.state import Layout
 from fcco_lightning.state.checkpoint_files import in_words
-from fcco_lightning.state.checkpoint_schema import EngineState, require
-from fcco_lightning.state.divided import is_gathered, parts_of
+from fcco_lightning.state.checkpoint_schema import ENGINE, require
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import is_gathered, parts_of
 
 _FULL = (torch.float32, torch.float64)
 _Measured = tuple[Tensor | None, Rows | None]  # g_0, and the inner functions
@@ -707,7 +707,7 @@ class Engine:
             CheckpointError: if the state is incomplete or of another algorithm, naming the entry; nothing changes then.
             DataError: if the training split is another one.
         """
-        require(state, EngineState, "the engine's state")
+        require(state, ENGINE, "the engine's state")
         if (name := state["algorithm"]["name"]) != self.algorithm.name:
             raise CheckpointError(
                 f"the engine's state was written by the algorithm {name}, this engine runs {self.algorithm.name}, "

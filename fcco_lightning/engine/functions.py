@@ -18,8 +18,8 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import HERE, Batch, Columns
 from fcco_lightning.objectives import Measurable, Objective
-from fcco_lightning.state.divided import exchange
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import exchange
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # words in torch's errors about shapes
 _HALF = (torch.bfloat16, torch.float16)

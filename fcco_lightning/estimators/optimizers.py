@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.divided import parts_of
+from fcco_lightning.state.sharded import parts_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 

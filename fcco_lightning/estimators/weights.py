@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.divided import divided_as, exchange, parts_of
+from fcco_lightning.state.sharded import exchange, parts_of, sharded_as
 
 
 @torch.no_grad()
@@ -69,5 +69,5 @@ def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) ->
             f"parameters have shapes {expected}. The network, or the set of frozen layers, has changed since: use "
             "the same one."
         )
-    placed = [divided_as(t, p) for t, p in zip(stored, params, strict=True)]
+    placed = [sharded_as(t, p) for t, p in zip(stored, params, strict=True)]
     return [t.to(device=p.device, dtype=p.dtype, copy=True) for t, p in zip(placed, params, strict=True)]

@@ -30,7 +30,7 @@ from fcco_lightning.evaluation.metrics.ranking import (
     precision_recall_curve,
     roc_curve,
 )
-from fcco_lightning.state.row_files import new_file
+from fcco_lightning.state.new_file import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

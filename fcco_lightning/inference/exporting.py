@@ -15,7 +15,7 @@ from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
 from fcco_lightning.models import BatchNetwork, CLIPModel, TextClassifier, TimmModel
-from fcco_lightning.state.row_files import new_file
+from fcco_lightning.state.new_file import new_file
 
 LOADER = Path(__file__).with_name("fcco_loader.py")
 """What runs an exported network without this package; a copy of it is written beside every one."""

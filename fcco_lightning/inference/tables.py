@@ -12,7 +12,7 @@ from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.row_files import new_file
+from fcco_lightning.state.new_file import new_file
 
 Kind = Literal["classes", "labels", "values"]
 NO_PROBABILITIES = (

@@ -17,8 +17,9 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.clip_config import CLIPConfig, clip_config
 from fcco_lightning.models.outputs import Embeddings
-from fcco_lightning.state.checkpoint_files import opened, rows_folder
-from fcco_lightning.state.divided import is_gathered, put_back
+from fcco_lightning.state.archives import opened
+from fcco_lightning.state.checkpoint_files import read_file
+from fcco_lightning.state.sharded import is_gathered
 
 _BLOCK = re.compile(r"(?:resblocks|blocks?|layers?)\.?(\d+)\.")  # of transformers, ResNets and Hugging Face's texts
 _TOP = re.compile(r"^(?:visual|text)?\.?(?:proj|head|ln_post|ln_final|text_projection|attn_pool\w*|attnpool)\b")
@@ -339,8 +340,7 @@ def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict
 def _network_of(path: str) -> dict[str, Tensor]:
     """The weights of the CLIP network in a checkpoint of ``fcco fit``."""
     content = opened(Path(path))
-    put_back(content, rows_folder(path))
-    state = content["state_dict"]
+    state = (read_file(path, whole=True) if "fcco" in content else content)["state_dict"]
     prefix = "network.model."
     weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if not weights:

@@ -26,7 +26,7 @@ from fcco_lightning.errors import DataError, printable, printable_lines
 from fcco_lightning.evaluation import direction, shown_split
 from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.evaluation.pictures import plot_calibration, plot_importances
-from fcco_lightning.state.row_files import new_file
+from fcco_lightning.state.new_file import new_file
 
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""

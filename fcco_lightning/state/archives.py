@@ -1,10 +1,18 @@
-"""Limits on what the pickle of a checkpoint may create, checked before it is read."""
+"""Files of ``torch.save`` from any source: complete, no larger than they say, and without running code in them."""
 
 import pickletools
+import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fcco_lightning.checks import check_file
+from fcco_lightning.errors import CheckpointError
 
 _ENCODE, _BYTEARRAY = "_codecs encode", "bytearray"
 _TEXTS = ("BINUNICODE", "SHORT_BINSTRING", "BINSTRING")
@@ -12,6 +20,74 @@ _IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")
 _SPARE = 1_000_000  # values that a file may refer to again, besides one per byte
 _OF_A_VALUE = 100  # characters of a text that count as one value
 _LONGEST, _MOST_LONG = 1 << 64, 1000  # numbers of more than 64 bits can be chosen to collide as keys
+_PLAIN = (int, float, bool, str)
+_HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")  # of Lightning
+_DEEPEST, _MOST_VALUES = 100, 1_000_000  # levels of nesting, and values outside of lists of plain values
+
+
+def opened(path: Path) -> dict[str, Any]:
+    """The content of a file from any source; its tensors are memory-mapped.
+
+    Raises:
+        CheckpointError: if it is missing or damaged, would run code, or is not a checkpoint.
+    """
+    check_file(path)
+    if (reason := excess(path)) is not None:
+        raise invalid_checkpoint(path, reason)
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # any error is possible
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        no_data = f"it names {match and match[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
+        raise invalid_checkpoint(path, no_data if match else type(error).__name__) from error
+    if not isinstance(content, dict):
+        raise invalid_checkpoint(path, f"it holds a {type(content).__name__}, not a mapping")
+    _require_tree(path, content)
+    _require_plain_arguments(path, content)
+    return content
+
+
+def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
+    """Refuse hyperparameters from which Lightning would create a module with code that the file names."""
+    for name in _HYPER_PARAMETERS:
+        arguments = content.get(name, {})
+        if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+            raise invalid_checkpoint(path, f"its entry `{name}` is no mapping of texts")
+        if "_instantiator" in arguments:
+            raise CheckpointError(
+                f"checkpoint {path}: its entry `{name}` names code that is to make the module. Take the entry out, and "
+                "pass the module's parts."
+            )
+
+
+def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
+    """Refuse content that is not a tree of limited size (such as a list that contains itself), or exceeds its file."""
+    size, count = path.stat().st_size, 0
+    todo: list[tuple[Any, int]] = [(content, 0)]
+    while todo:
+        value, depth = todo.pop()
+        count += 1
+        if depth > _DEEPEST or count > _MOST_VALUES:
+            raise invalid_checkpoint(path, f"it holds more than {_DEEPEST} levels, or {_MOST_VALUES} values")
+        if isinstance(value, Tensor) and not is_lazy(value):
+            if value.layout != torch.strided or (value.dim() == 0 if value.is_meta else value.nbytes > size):
+                raise invalid_checkpoint(
+                    path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have"
+                )
+        elif isinstance(value, Mapping):
+            if not getattr(value, "__dict__", {}).keys() <= {"_metadata"}:  # `values` would hide members
+                raise invalid_checkpoint(path, f"it holds a mapping with attributes ({', '.join(vars(value))})")
+            todo += [(member, depth + 1) for member in value.values()]
+        elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
+            todo += [(member, depth + 1) for member in value]
+
+
+def invalid_checkpoint(path: str | Path, reason: str) -> CheckpointError:
+    """The error for a file that is no checkpoint."""
+    return CheckpointError(
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {reason}. "
+        "Give one that was."
+    )
 
 
 def excess(path: Path) -> str | None:

@@ -1,4 +1,13 @@
-"""The schema of checkpoints: the type of every entry that this package reads, and messages for other values.
+"""The schema of checkpoints: the form of every entry that this package reads, and messages for other values.
+
+A form is plain data, as the values are that it describes:
+
+- a type: a value of it; ``int`` and ``float`` exclude True and False, ``object`` is any value, None is None,
+- ``{"a": form, "b?": form}``: a mapping with texts as keys; "b" may be missing, other entries are not checked,
+- ``{str: form}``: a mapping from any keys of a type to values of one form,
+- ``[form]``: a list or tuple of any length; ``(form, form)``: of two members,
+- a set of texts: one of them,
+- :class:`Either` of several forms.
 
 Entries that Lightning, torch and user code read themselves are arbitrary mappings; errors in loading them are reported
 by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
@@ -7,455 +16,209 @@ by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from types import UnionType
-from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any
 
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 
-# --------------------------------------------------------------------------------------------------------- the schema
+Form = Any
 
 
-class _Part(TypedDict):
-    class_path: str
-    init_args: NotRequired[dict[str, Any] | None]
+class Either(tuple[Form, ...]):
+    """Several forms, of which a value has one."""
 
+    __slots__ = ()
 
-class _NamedColumn(TypedDict):
-    name: str
+    def __new__(cls, *forms: Form) -> "Either":
+        return super().__new__(cls, forms)
 
 
-class _RowFile(TypedDict):
-    table: str
-    file: str
-    first: int
-    count: int
-    width: int
-    dtype: Literal["float32", "float64"]
-    sums: list[int]
+# --------------------------------------------------------------------------------------------------- parts of the state
 
+SAMPLES = {"rows": int, "contents": {str: str}}
+"""The identity of a training split: its number of rows, and digests of its columns."""
 
-class ManifestFile(TypedDict):
-    """``manifest.json`` of the row files of a save, see :class:`~fcco_lightning.state.row_files.Manifest`."""
+PROBLEM = {"objective": str, "constraints": [(str, [str])], "enforcement": str}
+"""The objective and the constraints to which rows belong."""
 
-    save_id: str
-    tables: dict[str, int]
-    parts: list[_RowFile]
+AVERAGES = {
+    "sums?": {str: (Tensor, Tensor)},
+    "batches?": [([(str, Tensor, float, Either(Tensor, None), Either(Tensor, None))], int)],
+}
+"""The averages of estimates: weighted sums and their weights, and summands and sizes of batches not yet added."""
 
+ENGINE = {
+    "algorithm": {"name": str},
+    "samples_before?": {str: Tensor},
+    "estimates?": {str: Tensor},
+    "data?": Either(SAMPLES, None),
+    "problem?": PROBLEM,
+    "parameters?": {str: Tensor},
+    "remembers?": bool,
+    "optimizer?": Either(str, None),
+    "averages?": AVERAGES,
+}
+"""The state of an :class:`~fcco_lightning.Engine` besides rows; the entries of an algorithm are not checked."""
 
-class _Table(TypedDict):
-    """A dual state; its rows are ``state_dict["NAME.rows"]``, or in files beside the checkpoint."""
+CRITERION = {"problem": {str: object}, "engine": ENGINE}
+"""The state of a :class:`~fcco_lightning.Criterion`."""
 
-    num_rows: int
-    width: int
-    dtype: Literal["float32", "float64"]
-    checksum: str
+ROWS = {"version": int, "num_rows": int, "first": int}
+"""The range of rows of a :class:`~fcco_lightning.state.DualState`."""
 
+LOADER = {"epoch": int, "given": int, "batch_size": int}
+"""The position of a :class:`~fcco_lightning.ResumableLoader` in its data."""
 
-class RowsState(TypedDict):
-    """The range of rows of a :class:`~fcco_lightning.state.DualState`."""
+PART_FILE = {"save_id": str, "rank": int, "parts": {str: Tensor}}
+"""A file beside a checkpoint, see :mod:`~fcco_lightning.state.parts`."""
 
-    version: int
-    num_rows: int
-    first: int
+# -------------------------------------------------------------------------------------------- the entry "fcco", by part
 
-
-class AveragesState(TypedDict, total=False):
-    """The averages of estimates: weighted sums and their weights, and summands and sizes of batches not yet added.
-
-    Earlier versions wrote the sums over all batches as ``so_far``, too.
-    """
-
-    sums: dict[str, tuple[Tensor, Tensor]]
-    batches: list[tuple[list[tuple[str, Tensor, float, Tensor | None, Tensor | None]], int]]
-    so_far: dict[str, tuple[Tensor, Tensor]]
-
-
-class _Samples(TypedDict):
-    """The identity of a training split: its number of rows, and digests of its columns."""
-
-    rows: int
-    contents: dict[str, str]
-
-
-class _Problem(TypedDict):
-    """The objective and the constraints to which rows belong."""
-
-    objective: str
-    constraints: list[tuple[str, list[str]]]
-    enforcement: str
-
-
-class EngineState(TypedDict):
-    """The state of an :class:`~fcco_lightning.Engine` besides rows; the entries of an algorithm are not checked."""
-
-    algorithm: _NamedColumn
-    samples_before: NotRequired[dict[str, Tensor]]
-    estimates: NotRequired[dict[str, Tensor]]
-    data: NotRequired[_Samples | None]
-    problem: NotRequired[_Problem]
-    parameters: NotRequired[dict[str, Tensor]]
-    remembers: NotRequired[bool]
-    optimizer: NotRequired[str | None]
-    averages: NotRequired[AveragesState]
-
-
-class CriterionState(TypedDict):
-    """The state of a :class:`~fcco_lightning.Criterion`."""
-
-    problem: dict[str, Any]
-    engine: EngineState
-
-
-class _Columns(TypedDict, total=False):
-    """The roles of a table's columns, as far as predictions need them."""
-
-    label: str | list[str] | None
-    sensitive: str | list[str] | None
-
-
-class _Group(TypedDict, total=False):
-    column: str
-
-
-class _Groups(TypedDict, total=False):
-    """The columns of a table that define groups."""
-
-    by: list[str | _Group] | None
-
-
-class _DataArguments(TypedDict, total=False):
-    """The arguments of a datamodule that predictions need."""
-
-    columns: _Columns | None
-    groups: _Groups | None
-
-
-class _Data(TypedDict, total=False):
-    """A datamodule in a configuration."""
-
-    init_args: _DataArguments | None
-
-
-class _Model(TypedDict, total=False):
-    """The model in a configuration, as far as it is read."""
-
-    network: _Part
-    objective: _Part | str | None
-    constraints: list[_Part | str] | None
-
-
-class _Config(TypedDict, total=False):
-    """The configuration of ``fcco fit``."""
-
-    model: _Model
-    data: _Data | None
-
-
-class _Random(TypedDict):
-    """The states of the random generators."""
-
-    torch: Tensor
-    python: tuple[list[int], float | None]
-    numpy: tuple[str, Tensor, int, int, float]
-    loaders: NotRequired[list[Any]]
-    cuda: NotRequired[list[Tensor]]
-
-
-_ScheduleKind = TypedDict("_ScheduleKind", {"class": str, "interval": str})
-_OptimizerKind = TypedDict("_OptimizerKind", {"class": str, "typed": NotRequired[list[dict[str, Any]]]})
-
-
-class _Phase(TypedDict):
-    """The phase of a run, and the epoch in which it began."""
-
-    name: Literal["main", "pretraining"]
-    epoch: int
-
-
-class _Average(TypedDict):
-    """An average of weights: the number of averaged weights, and the average."""
-
-    count: int
-    weights: dict[str, Tensor]
-
-
-class _EasedDecay(TypedDict):
-    """Statistics of scores for the decay of weights, see ``EasedDecay``."""
-
-    share: float
-    sums: Tensor | None
-
-
-class _Platt(TypedDict):
-    slope: float
-    intercept: float
-
-
-class _Isotonic(TypedDict):
-    scores: list[float]
-    probabilities: list[float]
-
-
-class _Decisions(TypedDict):
-    """The state of a :class:`~fcco_lightning.constraints.DecisionRule`."""
-
-    asked: dict[str, float | str | list[float]]
-    costs: list[float]
-    division: float
-    calibration: _Platt | _Isotonic | None
-    known: bool
-    proper: bool
-
-
-class _Header(TypedDict):
-    """The entry ``fcco``."""
-
-    version: int
-    world_size: int
-    algorithm: str
-    num_samples: int
-    skipped_batches: int
-    optimizer: _OptimizerKind
-    tables: dict[str, _Table]
-    save_id: NotRequired[str]
-    config: NotRequired[_Config]
-    classes: NotRequired[list[str]]
-    engine: NotRequired[EngineState]
-    random: NotRequired[_Random]
-    problem: NotRequired[_Problem]
-    phase: NotRequired[_Phase]
-    trained: NotRequired[list[str]]
-    schedule: NotRequired[_ScheduleKind | None]
-    of_steps: NotRequired[list[str]]
-    finished: NotRequired[bool]
-    average: NotRequired[_Average | None]
-    eased_decay: NotRequired[_EasedDecay | None]
-    references: NotRequired[tuple[dict[str, str], dict[str, dict[str, Tensor]] | None] | None]
-    decisions: NotRequired[_Decisions]
-
-
-class _Count(TypedDict):
-    """Progress of a Lightning loop in batches or epochs."""
-
-    ready: int
-    completed: int
-    started: int
-    processed: int
-
-
-class _Updates(TypedDict):
-    """Progress of a Lightning loop in updates."""
-
-    ready: int
-    completed: int
-
-
-class _Counts(TypedDict):
-    total: _Count
-    current: _Count
-
-
-class _Batches(_Counts):
-    is_last_batch: bool
-
-
-class _Steps(TypedDict):
-    total: _Updates
-    current: _Updates
-
-
-class LoaderPlace(TypedDict):
-    """The position of a :class:`~fcco_lightning.ResumableLoader` in its data."""
-
-    epoch: int
-    given: int
-    batch_size: int
-
-
-class _Loaders(TypedDict, total=False):
-    combined_loader: list[Any]
-
-
-class _EpochLoopState(TypedDict, total=False):
-    _batches_that_stepped: int
-
-
-_FitLoop = TypedDict(
-    "_FitLoop",
-    {
-        "state_dict": _Loaders,
-        "epoch_progress": _Counts,
-        "epoch_loop.state_dict": _EpochLoopState,
-        "epoch_loop.batch_progress": _Batches,
-        "epoch_loop.val_loop.batch_progress": _Batches,
-        "epoch_loop.manual_optimization.optim_step_progress": _Steps,
+_PART = {"class_path": str, "init_args?": Either({str: object}, None)}
+_COLUMNS = {"label?": Either(str, [str], None), "sensitive?": Either(str, [str], None)}
+_GROUPS = {"by?": Either([Either(str, {"column?": str})], None)}
+_CONFIG = {  # of `fcco fit`, as far as it is read
+    "model?": {
+        "network": _PART,
+        "objective?": Either(_PART, str, None),
+        "constraints?": Either([Either(_PART, str)], None),
     },
-)
+    "data?": Either(
+        {"init_args?": Either({"columns?": Either(_COLUMNS, None), "groups?": Either(_GROUPS, None)}, None)}, None
+    ),
+}
+_RANDOM = {
+    "torch": Tensor,
+    "python": ([int], Either(float, None)),
+    "numpy": (str, Tensor, int, int, float),
+    "loaders?": [object],
+    "cuda?": [Tensor],
+}
+_CALIBRATION = Either({"slope": float, "intercept": float}, {"scores": [float], "probabilities": [float]}, None)
+_DECISIONS = {
+    "asked": {str: Either(float, str, [float])},
+    "costs": [float],
+    "division": float,
+    "calibration": _CALIBRATION,
+    "known": bool,
+    "proper": bool,
+}
+_HEADER = {
+    "version": int,
+    "world_size": int,
+    "algorithm": str,
+    "num_samples": int,
+    "skipped_batches": int,
+    "optimizer": {"class": str, "typed?": [{str: object}]},
+    "states": [str],
+    "save_id?": str,
+    "config?": _CONFIG,
+    "classes?": [str],
+    "engine?": ENGINE,
+    "random?": _RANDOM,
+    "problem?": PROBLEM,
+    "phase?": {"name": {"main", "pretraining"}, "epoch": int},
+    "trained?": [str],
+    "schedule?": Either({"class": str, "interval": str}, None),
+    "of_steps?": [str],
+    "finished?": bool,
+    "average?": Either({"count": int, "weights": {str: Tensor}}, None),
+    "eased_decay?": Either({"share": float, "sums": Either(Tensor, None)}, None),
+    "references?": Either(({str: str}, Either({str: {str: Tensor}}, None)), None),
+    "decisions?": _DECISIONS,
+}
 
+# ------------------------------------------------------------------------- what Lightning, torch and callbacks write
 
-class _Evaluation(TypedDict):
-    batch_progress: _Counts
-
-
-class _Loops(TypedDict):
-    fit_loop: _FitLoop
-    validate_loop: NotRequired[_Evaluation]
-    test_loop: NotRequired[_Evaluation]
-    predict_loop: NotRequired[_Evaluation]
-
-
-class _ParameterGroup(TypedDict):
-    params: list[int | str]
-
-
-class _OptimizerState(TypedDict):
-    """The state of a torch optimizer; the entries of single parameters are not checked."""
-
-    state: dict[int | str, dict[str, Any]]
-    param_groups: list[_ParameterGroup]
-
-
-class _Schedule(TypedDict, total=False):
-    """The state of a torch schedule, also of a chained one; other entries are not checked."""
-
-    last_epoch: int
-    base_lrs: list[float | Tensor]
-    _step_count: int
-    _last_lr: list[float | Tensor]
-    _schedulers: "list[_Schedule]"
-    _milestones: list[int]
-
-
-class _ModelCheckpointState(TypedDict):
-    """The state of a ``ModelCheckpoint``: the written files."""
-
-    best_model_path: str
-    best_model_score: Tensor | None
-    best_k_models: dict[str, Tensor]
-    kth_best_model_path: str
-    kth_value: Tensor
-    last_model_path: str
-
-
-class _EarlyStoppingState(TypedDict):
-    """The state of an ``EarlyStopping``."""
-
-    wait_count: int
-    stopped_epoch: int
-    best_score: Tensor
-    patience: int
-
-
-class _ReportState(TypedDict):
-    """The state of a ``Report``."""
-
-    history: list[dict[str, Any]]
-    kappas: dict[str, float]
-
-
-class _BaselineState(TypedDict, total=False):
-    """The model without constraints of a ``Baseline``; empty or complete."""
-
-    network: dict[str, Any]
-    objective: dict[str, Any]
-    optimizer: _OptimizerState
-    gradients: list[Tensor | None]
-    batches: int
-
-
-class _Candidate(TypedDict):
-    epoch: int
-    feasible: bool
-    worst_violation: float
-    vacuous: NotRequired[bool]
-    bound: NotRequired[float]
-
-
-class _BestFeasibleState(TypedDict, total=False):
-    """The weights chosen by a ``BestFeasible``; empty or complete."""
-
-    chosen: _Candidate
-    weights: dict[str, Tensor]
-    rule: _Decisions
-    margins: list[float]
-    asked: dict[str, Any]
-
-
-_CALLBACKS: dict[str, Any] = {
-    "Checkpoints": _ModelCheckpointState, "ModelCheckpoint": _ModelCheckpointState,
-    "EarlyStopping": _EarlyStoppingState, "Report": _ReportState,
-    "Baseline": _BaselineState, "BestFeasible": _BestFeasibleState,
-}  # fmt: skip
-
-
-class _Numbers(_NamedColumn):
-    mean: float
-    std: float
-    median: float
-    ends: NotRequired[list[float]]
-    periods: NotRequired[list[float]]
-
-
-class _Bins(_NamedColumn):
-    edges: list[float]
-    median: float
-
-
-class _Categories(_NamedColumn):
-    categories: list[str]
-
-
-class _Encoder(TypedDict):
-    """The encoding of a table's columns as features."""
-
-    missing: str
-    columns: list[_Numbers | _Bins | _Categories]
-    quantiles: NotRequired[int | None]
-    pieces: NotRequired[int | str]
-    categorical: NotRequired[list[str]]
-    numeric: NotRequired[list[str]]
-    dates: NotRequired[list[str]]
-
-
-class _Texts(TypedDict):
-    """The tokenisation of texts."""
-
-    column: str
-    max_length: int
-    pretrained: str | None
-    tokenizer: str | None
-
-
-class _DataState(TypedDict):
-    """The state of a datamodule, stored under the name of its class."""
-
-    train_split: dict[str, Any]
-    groups_by: NotRequired[dict[str, list[str]]]
-    encoder: NotRequired[_Encoder]
-    texts: NotRequired[_Texts]
-
-
-_Content = TypedDict(
-    "_Content",
-    {
-        "state_dict": dict[str, Any],
-        "epoch": int,
-        "global_step": int,
-        "pytorch-lightning_version": str,
-        "fcco": _Header,
-        "loops": NotRequired[_Loops],
-        "callbacks": NotRequired[dict[str, dict[str, Any]]],
-        "optimizer_states": NotRequired[list[_OptimizerState]],
-        "lr_schedulers": NotRequired[list[_Schedule]],
-        "logged_results": NotRequired[dict[str, Tensor]],
+_COUNT = {"ready": int, "completed": int, "started": int, "processed": int}
+_COUNTS = {"total": _COUNT, "current": _COUNT}
+_UPDATES = {"ready": int, "completed": int}
+_FIT_LOOP = {
+    "state_dict": {"combined_loader?": [object]},
+    "epoch_progress": _COUNTS,
+    "epoch_loop.state_dict": {"_batches_that_stepped?": int},
+    "epoch_loop.batch_progress": _COUNTS | {"is_last_batch": bool},
+    "epoch_loop.val_loop.batch_progress": _COUNTS | {"is_last_batch": bool},
+    "epoch_loop.manual_optimization.optim_step_progress": {"total": _UPDATES, "current": _UPDATES},
+}
+_EVALUATION = {"batch_progress": _COUNTS}
+_LOOPS = {"fit_loop": _FIT_LOOP} | {f"{name}_loop?": _EVALUATION for name in ("validate", "test", "predict")}
+_OPTIMIZER = {
+    "state": {Either(int, str): {str: object}},
+    "param_groups": [{"params": [Either(int, str)]}],
+}
+_SCHEDULE: dict[str, Form] = {
+    "last_epoch?": int,
+    "base_lrs?": [Either(float, Tensor)],
+    "_step_count?": int,
+    "_last_lr?": [Either(float, Tensor)],
+    "_milestones?": [int],
+}
+_SCHEDULE["_schedulers?"] = [_SCHEDULE]  # of a chained one
+_MODEL_CHECKPOINT = {
+    "best_model_path": str,
+    "best_model_score": Either(Tensor, None),
+    "best_k_models": {str: Tensor},
+    "kth_best_model_path": str,
+    "kth_value": Tensor,
+    "last_model_path": str,
+}
+_CANDIDATE = {"epoch": int, "feasible": bool, "worst_violation": float, "vacuous?": bool, "bound?": float}
+_CALLBACKS: dict[str, Form] = {
+    "Checkpoints": _MODEL_CHECKPOINT,
+    "ModelCheckpoint": _MODEL_CHECKPOINT,
+    "EarlyStopping": {"wait_count": int, "stopped_epoch": int, "best_score": Tensor, "patience": int},
+    "Report": {"history": [{str: object}], "kappas": {str: float}},
+    "Baseline": {  # empty or complete
+        "network?": {str: object},
+        "objective?": {str: object},
+        "optimizer?": _OPTIMIZER,
+        "gradients?": [Either(Tensor, None)],
+        "batches?": int,
     },
-)
+    "BestFeasible": {  # empty or complete
+        "chosen?": _CANDIDATE,
+        "weights?": {str: Tensor},
+        "rule?": _DECISIONS,
+        "margins?": [float],
+        "asked?": {str: object},
+    },
+}
+
+_NUMBERS = {"name": str, "mean": float, "std": float, "median": float, "ends?": [float], "periods?": [float]}
+_BINS = {"name": str, "edges": [float], "median": float}
+_DATA = {  # the state of a datamodule, stored under the name of its class
+    "train_split": {str: object},
+    "groups_by?": {str: [str]},
+    "encoder?": {
+        "missing": str,
+        "columns": [Either(_NUMBERS, _BINS, {"name": str, "categories": [str]})],
+        "quantiles?": Either(int, None),
+        "pieces?": Either(int, str),
+        "categorical?": [str],
+        "numeric?": [str],
+        "dates?": [str],
+    },
+    "texts?": {"column": str, "max_length": int, "pretrained": Either(str, None), "tokenizer": Either(str, None)},
+}
+_CONTENT = {
+    "state_dict": {str: object},
+    "epoch": int,
+    "global_step": int,
+    "pytorch-lightning_version": str,
+    "fcco": _HEADER,
+    "loops?": _LOOPS,
+    "callbacks?": {str: {str: object}},
+    "optimizer_states?": [_OPTIMIZER],
+    "lr_schedulers?": [_SCHEDULE],
+    "logged_results?": {str: Tensor},
+}
 _TO_CONTINUE = ("loops", "callbacks", "optimizer_states", "lr_schedulers"), ("engine", "random", "problem")
 """Additional entries of a checkpoint, and of its entry ``fcco``, that are needed to continue training."""
 _VERSION = re.compile(r"[2-9]\d*(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[\w.]+)?")
+
+# ------------------------------------------------------------------------------------------- the content of checkpoints
 
 
 def misfit_of_checkpoint(content: Mapping[str, Any], *, to_continue: bool) -> str | None:
@@ -469,7 +232,7 @@ def misfit_of_checkpoint(content: Mapping[str, Any], *, to_continue: bool) -> st
 
 
 def _misfits_of_checkpoint(content: Mapping[str, Any], to_continue: bool) -> Iterator[str]:
-    yield from _misfits(content, _Content, "")
+    yield from _misfits(content, _CONTENT, "")
     header, (required, required_of_header) = content["fcco"], _TO_CONTINUE if to_continue else ((), ())
     yield from (f"its entry `{name}` is missing" for name in required if name not in content)
     yield from (f"its entry `fcco.{name}` is missing" for name in required_of_header if name not in header)
@@ -487,19 +250,20 @@ def _misfits_of_parts(content: Mapping[str, Any]) -> Iterator[str]:
     for name, value in content["state_dict"].items():
         if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
             yield _wrong_value(f"state_dict.{name}", value, Tensor)
-    for name, table in content["fcco"]["tables"].items():
-        yield from _misfits_of_rows(name, table, content)
-    parts: list[tuple[str, Any, Any]] = [
-        (name, state, _DataState) for name, state in content.items() if "train_split" in _mapping(state)
+    yield from _misfit_of_different("fcco.states", content["fcco"]["states"])
+    for name in content["fcco"]["states"]:
+        yield from _misfits_of_rows(f"{name}.rows", content)
+    parts: list[tuple[str, Any, Form]] = [
+        (name, state, _DATA) for name, state in content.items() if "train_split" in _mapping(state)
     ]
     for name, state in content.get("callbacks", {}).items():
-        parts.append((f"callbacks.{name}", state, _CALLBACKS.get(name.partition("{")[0], dict[str, Any])))
+        parts.append((f"callbacks.{name}", state, _CALLBACKS.get(name.partition("{")[0], {str: object})))
     loaders = content["loops"]["fit_loop"]["state_dict"].get("combined_loader", ()) if "loops" in content else ()
     place = "loops.fit_loop.state_dict.combined_loader"
-    parts += [(place, loader, LoaderPlace) for loader in loaders if "given" in _mapping(loader)]
+    parts += [(place, loader, LOADER) for loader in loaders if "given" in _mapping(loader)]
     for name, state, form in parts:
         yield from _misfits(state, form, name)
-        if form is _DataState:
+        if form is _DATA:
             yield from _misfits_of_names(name, state)
     yield from _misfit_of_different("fcco.classes", content["fcco"].get("classes", []))
 
@@ -525,27 +289,27 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _misfits_of_rows(name: str, table: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
-    """Violations in the rows of a dual state: they must be as the header describes, or in the files that it names."""
-    rows, shape = content["state_dict"].get(f"{name}.rows"), (table["num_rows"], table["width"])
-    if min(shape) < 1:
-        yield f"its entry `fcco.tables.{name}` says {shape[0]} rows of width {shape[1]}, and both must be at least 1"
-    elif rows is None and "save_id" not in content["fcco"]:
-        yield f"its entry `state_dict.{name}.rows` is missing"
-    elif rows is not None and (tuple(rows.shape) != shape or str(rows.dtype) != f"torch.{table['dtype']}"):
+def _misfits_of_rows(name: str, content: Mapping[str, Any]) -> Iterator[str]:
+    """Violations in the rows of a dual state, which are in the checkpoint, or in the files that its save names."""
+    rows = content["state_dict"].get(name)
+    if rows is None:
+        yield f"its entry `state_dict.{name}` is missing"
+    elif rows.dim() != 2 or min(rows.shape) < 1 or str(rows.dtype) not in ("torch.float32", "torch.float64"):
         kind = f"{rows.dtype} of shape {tuple(rows.shape)}".removeprefix("torch.")
-        yield f"its entry `state_dict.{name}.rows` is {kind}, and must be {table['dtype']} of shape {shape}"
+        yield f"its entry `state_dict.{name}` is {kind}, and must be float32 or float64 of shape (rows, width)"
+    elif rows.is_meta and "save_id" not in content["fcco"]:
+        yield f"its entry `state_dict.{name}` has no values, and `fcco.save_id`, which names their files, is missing"
 
 
-# ------------------------------------------------------------------------------------------------------- the checking
+# --------------------------------------------------------------------------------------------------------- the checking
 
 
-def require(value: Any, form: Any, name: str) -> None:
-    """Refuse a state that does not have the required type.
+def require(value: Any, form: Form, name: str) -> None:
+    """Refuse a state that does not have the required form.
 
     Args:
         value: the state.
-        form: the type, one of those used in this module.
+        form: the form, see the module.
         name: name of the state in messages.
 
     Raises:
@@ -555,89 +319,74 @@ def require(value: Any, form: Any, name: str) -> None:
         raise CheckpointError(f"{name}: {misfit}. Give a state that was saved whole.")
 
 
-def _misfits(value: Any, form: Any, entry: str) -> Iterator[str]:
-    """Differences between a value and a type, entry by entry."""
-    origin, inner = get_origin(form), get_args(form)
-    if origin in (Union, UnionType):
-        yield from _misfits_of_union(value, inner, entry)
+def _misfits(value: Any, form: Form, entry: str) -> Iterator[str]:
+    """Differences between a value and a form, entry by entry."""
+    if isinstance(form, Either):  # the closest form: one of the value's own type, if there is any, with the fewest
+        misfits = [list(_misfits(value, kind, entry)) for kind in form]
+        same_type = [found for found, kind in zip(misfits, form, strict=True) if _is(value, kind)]
+        if all(misfits):
+            yield from min(same_type, key=len) if same_type else [_wrong_value(entry, value, form)]
     elif not _is(value, form):
         yield _wrong_value(entry, value, form)
-    elif is_typeddict(form):
-        yield from _misfits_of_entries(value, form, entry)
-    elif origin is dict:
-        for key, member in value.items():
-            if _is(key, inner[0]):
-                yield from _misfits(member, inner[1], _entry_path(entry, key))
-            else:
-                yield _wrong_key(entry, key, inner[0])
-    elif origin in (list, tuple):
-        kinds = inner if origin is tuple else inner * len(value)
+    elif isinstance(form, dict):
+        yield from _misfits_of_mapping(value, form, entry)
+    elif isinstance(form, list | tuple):
+        kinds = form if isinstance(form, tuple) else form * len(value)
         for place, (member, kind) in enumerate(zip(value, kinds, strict=True)):
-            yield from _misfits(member, kind, _entry_path(entry, place))
+            yield from _misfits(member, kind, _path(entry, place))
 
 
-def _misfits_of_entries(value: Mapping[Any, Any], form: Any, entry: str) -> Iterator[str]:
-    yield from (_wrong_key(entry, key, str) for key in value if not isinstance(key, str))
-    for key, kind in _entries(form).items():
+def _misfits_of_mapping(value: Mapping[Any, Any], form: dict[Any, Form], entry: str) -> Iterator[str]:
+    named = isinstance(next(iter(form)), str)
+    key_type = str if named else next(iter(form))
+    for key, member in value.items():
+        if not _is(key, key_type):
+            yield f"{_subject(entry)} has the key {_short(key)}, and keys must be {_type_name(key_type)}"
+        elif not named:
+            yield from _misfits(member, form[key_type], _path(entry, key))
+    for name, kind in form.items() if named else ():
+        key = name.removesuffix("?")
         if key in value:
-            yield from _misfits(value[key], kind, _entry_path(entry, key))
-        elif key in form.__required_keys__:
-            yield f"its entry `{_entry_path(entry, key)}` is missing"
+            yield from _misfits(value[key], kind, _path(entry, key))
+        elif key == name:
+            yield f"its entry `{_path(entry, key)}` is missing"
 
 
-def _misfits_of_union(value: Any, kinds: tuple[Any, ...], entry: str) -> Iterator[str]:
-    """The differences from the closest kind: one of the value's own type, if there is any, with the fewest."""
-    misfits = [list(_misfits(value, kind, entry)) for kind in kinds]
-    if all(misfits):
-        same_type = [misfit for kind, misfit in zip(kinds, misfits, strict=True) if _is(value, kind)]
-        yield from min(same_type, key=len) if same_type else [_wrong_value(entry, value, Union[kinds])]  # noqa: UP007 - of kinds in a variable
-
-
-@cache
-def _entries(form: Any) -> dict[str, Any]:
-    return get_type_hints(form)
-
-
-def _is(value: Any, form: Any) -> bool:
-    """Whether a value is of a type, without regard to its members."""
-    origin, inner = get_origin(form), get_args(form)
-    if origin in (Union, UnionType):
-        return any(_is(value, kind) for kind in inner)
-    if origin is Literal:
-        return isinstance(value, str) and value in inner
-    if origin is tuple:
-        return isinstance(value, list | tuple) and len(value) == len(inner)
+def _is(value: Any, form: Form) -> bool:
+    """Whether a value is of the type of a form, without regard to its members."""
+    if isinstance(form, Either):
+        return any(_is(value, kind) for kind in form)
+    if isinstance(form, set):
+        return isinstance(value, str) and value in form
+    if isinstance(form, tuple):
+        return isinstance(value, list | tuple) and len(value) == len(form)
     if form in (int, float):
         return isinstance(value, int if form is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, _PYTHON.get(origin or form, Mapping if is_typeddict(form) else form))
+    kinds: Any = {dict: Mapping, list: (list, tuple), type(None): type(None)}.get(type(form), form)
+    return isinstance(value, kinds)
 
 
-_PYTHON: dict[Any, Any] = {Any: object, dict: Mapping, list: (list, tuple)}
+def _wrong_value(entry: str, value: Any, form: Form) -> str:
+    return f"{_subject(entry)} is {_short(value)}, and must be {_type_name(form)}"
 
 
-def _wrong_value(entry: str, value: Any, form: Any) -> str:
-    return f"{f'its entry `{entry}`' if entry else 'it'} is {_short(value)}, and must be {_type_name(form)}"
+def _subject(entry: str) -> str:
+    return f"its entry `{entry}`" if entry else "it"
 
 
-def _wrong_key(entry: str, key: Any, form: Any) -> str:
-    return f"{f'its entry `{entry}`' if entry else 'it'} has the key {_short(key)}, and keys must be {_type_name(form)}"
-
-
-def _type_name(form: Any) -> str:
-    origin, inner = get_origin(form), get_args(form)
-    if origin is Literal:
-        return " or ".join(map(repr, inner))
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_type_name, inner)))
-    if origin is tuple:
-        return f"a list of {len(inner)}"
-    return _NAMES.get(origin or form, "a mapping")
-
-
-_NAMES: dict[Any, str] = {
-    int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", Tensor: "a tensor",
-    type(None): "None",
+_NAMES: dict[Form, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", Tensor: "a tensor", None: "None",
 }  # fmt: skip
+
+
+def _type_name(form: Form) -> str:
+    if isinstance(form, Either):
+        return " or ".join(dict.fromkeys(map(_type_name, form)))
+    if isinstance(form, set):
+        return " or ".join(map(repr, sorted(form)))
+    if isinstance(form, list | tuple):
+        return f"a list of {len(form)}" if isinstance(form, tuple) else "a list"
+    return "a mapping" if isinstance(form, dict) else _NAMES[form]
 
 
 def _short(value: Any) -> str:
@@ -650,5 +399,5 @@ def _short(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
-def _entry_path(entry: str, key: Any) -> str:
+def _path(entry: str, key: Any) -> str:
     return f"{entry}.{key}" if entry else str(key)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, PeerError
-from fcco_lightning.state.divided import is_divided
+from fcco_lightning.state.sharded import is_sharded
 from fcco_lightning.state.watch import Watch, is_lost
 
 _HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
@@ -203,7 +203,7 @@ class Processes:
         """
         if self.size == 1:
             return
-        tensors = [t for t in tensors if not is_divided(t)]
+        tensors = [t for t in tensors if not is_sharded(t)]
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             same_dtype = [t for t in tensors if t.dtype == dtype]
             flat = self.sum_(torch.cat([t.reshape(-1) for t in same_dtype])).div_(self.size)

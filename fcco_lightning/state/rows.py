@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
-from fcco_lightning.state.checkpoint_schema import RowsState, require
+from fcco_lightning.state.checkpoint_schema import ROWS, require
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import shard_of
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
@@ -189,7 +190,7 @@ class DualState(nn.Module):
                 f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
                 f"version {STATE_VERSION}. Load it with the version of fcco_lightning that wrote it."
             )
-        require(state, RowsState, "the state of rows")
+        require(state, ROWS, "the state of rows")
         if (state["num_rows"], state["first"]) != (self.num_rows, self.first):
             raise CheckpointError(
                 f"the stored part of a dual state starts at row {state['first']} of {state['num_rows']}, this process "
@@ -218,13 +219,6 @@ class DualState(nn.Module):
             missing.append(f"{prefix}rows")
         else:
             self.rows.copy_(stored.detach())
-
-
-def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:
-    """First row and number of rows of a process: ceil(n/P) each as ``torch.chunk`` does, so the last may hold none."""
-    rows_per_process = -(-num_rows // size)
-    first = min(rank * rows_per_process, num_rows)
-    return first, min(rows_per_process, num_rows - first)
 
 
 def checked_index(index: Tensor, num_rows: int) -> Tensor:

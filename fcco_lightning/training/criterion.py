@@ -22,7 +22,7 @@ from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state.checkpoint_files import whole_or_not
-from fcco_lightning.state.checkpoint_schema import CriterionState, require
+from fcco_lightning.state.checkpoint_schema import CRITERION, require
 from fcco_lightning.state.processes import Processes
 
 _NOT_FOLLOWED = 20  # batches without a step before a warning; a loss scaler drops fewer steps in a row
@@ -206,7 +206,7 @@ class Criterion(nn.Module):
             DataError: if they belong to another training split, as far as ``num_samples`` and ``sampling`` show.
         """
         if state:
-            require(state, CriterionState, "the criterion's state")
+            require(state, CRITERION, "the criterion's state")
         self._stored = state
         if self._engine is None:
             return

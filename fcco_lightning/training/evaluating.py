@@ -17,8 +17,8 @@ from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Evaluation, Split, concatenate, decision_details, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropy, Objective
-from fcco_lightning.state.divided import is_gathered
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import is_gathered
 
 
 class EvaluatingModule(LightningModule):

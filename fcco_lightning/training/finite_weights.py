@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from fcco_lightning.engine import narrow_weights
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.numerics import all_finite
-from fcco_lightning.state.divided import part_of, parts_of
+from fcco_lightning.state.sharded import part_of, parts_of
 
 
 def require_finite_weights(module: nn.Module, network: nn.Module) -> None:

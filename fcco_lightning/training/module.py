@@ -36,7 +36,7 @@ from fcco_lightning.state.checkpoint_files import (
     versioned,
     whole_or_not,
 )
-from fcco_lightning.state.divided import without_values
+from fcco_lightning.state.parts import without_values
 from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fcco_lightning.algorithms import MSVR, OOA, DoubleLoop, SingleLoop
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.divided import divided_as, is_divided, is_gathered, parts_of
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.state.sharded import is_gathered, is_sharded, parts_of, sharded_as
 
 _SHARING = (SingleLoop, DoubleLoop, MSVR, OOA)  # they need neither second derivatives nor gradients of one process
 _PATIENCE = 10.0  # seconds for the others to notice a failure, unless they wait for a part of the weights
@@ -55,7 +55,7 @@ class ShardedWeights(ModelParallelStrategy):
         """Load this process's part of every weight."""
         assert self.lightning_module is not None  # noqa: S101
         present = self.lightning_module.state_dict()
-        stored = {k: divided_as(v, present.get(k)) for k, v in checkpoint["state_dict"].items()}
+        stored = {k: sharded_as(v, present.get(k)) for k, v in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(stored, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class ShardedWeights(ModelParallelStrategy):
 
 
 def _as(value: Any, parameter: Tensor) -> Any:
-    return divided_as(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+    return sharded_as(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
 
 
 def take_strategy(trainer: Trainer) -> None:
@@ -145,7 +145,7 @@ def _require_rows(network: nn.Module, mesh: Any) -> None:
     from torch.distributed.tensor import Shard  # noqa: PLC0415 - slow to import
 
     for name, p in network.named_parameters():
-        if is_divided(p) and (p.device_mesh != mesh or list(p.placements) != [Shard(0)]):  # type: ignore[attr-defined]
+        if is_sharded(p) and (p.device_mesh != mesh or list(p.placements) != [Shard(0)]):  # type: ignore[attr-defined]
             raise ConfigError(
                 f"the parameter {name} of {type(network).__name__} is divided as {p.placements}, must be along its "  # type: ignore[attr-defined]
                 "first dimension over all processes: fully_shard(module, mesh=mesh) in shard(mesh)."
@@ -187,8 +187,8 @@ def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_val
         return
     squares = [part.float().square().sum() for part in parts]
     zero = torch.zeros((), device=parts[0].device)
-    divided = sum((s for s, g in zip(squares, gradients, strict=True) if is_divided(g)), zero)
-    undivided = sum((s for s, g in zip(squares, gradients, strict=True) if not is_divided(g)), zero)
+    divided = sum((s for s, g in zip(squares, gradients, strict=True) if is_sharded(g)), zero)
+    undivided = sum((s for s, g in zip(squares, gradients, strict=True) if not is_sharded(g)), zero)
     norm = (processes.sum_(divided.clone()) + undivided).sqrt()
     for part in parts:
         part.mul_((value / (norm + 1e-6)).clamp(max=1.0))

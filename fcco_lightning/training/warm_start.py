@@ -33,8 +33,8 @@ class WarmStart(Callback):
         stored = content["state_dict"]
         instead = " Name a run with the same network, or leave warm_start out."
         load_weights(pl_module.network, content, f"warm_start.ckpt={self.ckpt!r}", instead)
-        width = {name: described["width"] for name, described in content["fcco"]["tables"].items()}
-        states = {k: s for k, s in pl_module.dual_states().items() if ".multipliers." in k and width.get(k) == s.width}
+        widths = {name: stored[f"{name}.rows"].shape[1] for name in content["fcco"]["states"]}
+        states = {k: s for k, s in pl_module.dual_states().items() if ".multipliers." in k and widths.get(k) == s.width}
         load(states, content, pl_module.processes)
         for name, buffer in pl_module.named_buffers():
             if name.endswith(".multipliers.unit") and name in stored:

@@ -94,7 +94,6 @@ def test_numbers_that_are_fitted_and_log_risks_are_no_logits(objective, label, t
     config = content["fcco"]["config"]
     config["model"]["objective"] = {"class_path": f"fcco_lightning.objectives.{objective}"}
     config["data"]["init_args"]["columns"]["label"] = label
-    del content["fcco"]["structure"]
     torch.save(content, tmp_path / "numbers.ckpt")
     assert list(load(tmp_path / "numbers.ckpt").predict(table(20, 1))) == ["index", "sex", "score"]
 
@@ -114,7 +113,6 @@ def test_decisions_other_than_those_that_were_constrained_are_said(argument, rat
     content = torch.load(trained, weights_only=True)
     limit = {"class_path": "some.Limit", "init_args": {argument: rate}}
     content["fcco"]["config"]["model"]["constraints"] = [limit, {"class_path": "Other"}]
-    del content["fcco"]["structure"]
     torch.save(content, tmp_path / "limited.ckpt")
     model = load(tmp_path / "limited.ckpt")
     with pytest.warns(UserWarning, match=message):
@@ -137,7 +135,6 @@ def test_outputs_of_another_number_than_the_classes_are_an_embedding():
 def test_numbers_have_no_threshold(trained, tmp_path):
     content = torch.load(trained, weights_only=True)
     content["fcco"]["classes"] = []
-    del content["fcco"]["structure"]
     torch.save(content, tmp_path / "numbers.ckpt")
     with pytest.raises(ConfigError, match=r"threshold=0.7 is of probabilities, and this network predicts numbers"):
         load(tmp_path / "numbers.ckpt").predict(table(3, 0), threshold=0.7)
@@ -273,7 +270,6 @@ def test_a_loaded_network_is_called_with_tensors(trained):
 )
 def test_a_checkpoint_does_not_choose_whose_code_runs(inner, trained, tmp_path):
     content = torch.load(trained, weights_only=True)
-    del content["fcco"]["structure"]  # which a hostile author would leave out, too
     described = content["fcco"]["config"]["model"]["network"]
     content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": inner}}
     torch.save(content, tmp_path / "hostile.ckpt")

@@ -20,7 +20,7 @@ from fcco_lightning.data.texts import TextTokens
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.inference import export, load
 from fcco_lightning.inference.networks import LAYERS, NETWORKS, network_of
-from fcco_lightning.state import checkpoint_files
+from fcco_lightning.state import archives
 from fcco_lightning.training.resuming.row_checkpoints import RowsCheckpointIO
 from tests.conftest import QUIET
 from tests.tables import make_data, make_frame
@@ -53,9 +53,7 @@ def content(tmp_path_factory):
     trainer.fit(FCCOModule(TabularMLP([3])), data)
     path = tmp_path_factory.mktemp("content") / "whole.ckpt"
     trainer.save_checkpoint(path)
-    whole = torch.load(path, weights_only=True)
-    del whole["fcco"]["structure"]
-    return whole
+    return torch.load(path, weights_only=True)
 
 
 def with_network(content, network, **others):
@@ -255,7 +253,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_what_has_no_sane_size_is_refused(bomb, content, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "_MOST_VALUES", 50_000)  # a million are counted in a second, three times
+    monkeypatch.setattr(archives, "_MOST_VALUES", 50_000)  # a million are counted in a second, three times
     torch.save(content | {"bomb": BOMBS[bomb]}, "bomb.ckpt")
     for way in (load, FCCOModule.load_from_checkpoint, TabularDataModule.load_from_checkpoint):
         with pytest.raises(CheckpointError, match=r"checkpoint bomb.ckpt: not written by .* or not completely: "):
@@ -308,9 +306,8 @@ def test_files_that_a_callback_without_folder_has_written_are_removed(make_train
 
 
 def test_files_of_rows_lie_beside_their_checkpoint(content):
-    tables = {"rows": {"num_rows": 1, "width": 1, "dtype": "float32", "checksum": "0"}}
     for save_id in ("../elsewhere", "/etc", ""):
-        header = content["fcco"] | {"save_id": save_id, "tables": tables}
+        header = content["fcco"] | {"save_id": save_id}
         torch.save(content | {"fcco": header}, "hostile.ckpt")
         with pytest.raises(CheckpointError, match=r"`fcco.save_id` is '.*', and must be letters and digits"):
             load("hostile.ckpt")
@@ -321,7 +318,7 @@ def test_what_a_checkpoint_says_does_not_command_the_terminal(content, capsys):
     torch.save(content | {"fcco": header}, "hostile.ckpt")
     assert run(["inspect", "hostile.ckpt"]) == 0
     assert r"[/bold]\x1b[2J" in capsys.readouterr().out
-    torch.save(content | {"fcco": header | {"tables": {"\x1b[2J": 1}}}, "hostile.ckpt")
+    torch.save(content | {"fcco": header | {"states": ["\x1b[2J"]}}, "hostile.ckpt")
     assert run(["inspect", "hostile.ckpt"]) == 1
     assert "\x1b" not in capsys.readouterr().err
 

@@ -97,7 +97,6 @@ def test_what_is_wrong_with_a_table_is_named(checkpoint, later, change, said):
 def test_parts_that_a_stranger_names_are_not_made(checkpoint, later, tmp_path):
     content = torch.load(checkpoint, weights_only=True)
     content["fcco"]["config"]["model"]["objective"] = {"class_path": "pathlib.Path", "init_args": {}}
-    content["fcco"].pop("structure", None)
     torch.save(content, tmp_path / "strange.ckpt")
     with pytest.raises((ConfigError, CheckpointError), match=r"pathlib\.Path"):
         report_on(tmp_path / "strange.ckpt", later)

@@ -205,7 +205,7 @@ DAMAGE = {
     "a bit of a part": lambda path: flip(part(path, 1)),
     "a part is cut": lambda path: part(path, 0).write_bytes(part(path, 0).read_bytes()[:-1]),
     "no rows at all": lambda path: shutil.rmtree(f"{path}.rows"),
-    "a bit of the weights": lambda path: flip(path, path.stat().st_size // 2),
+    "a bit of the weights": lambda path: flip(path, jobs.place_of_weights(path)),
     "the file is cut": lambda path: path.write_bytes(path.read_bytes()[:2000]),
 }
 

@@ -119,7 +119,7 @@ def test_a_flipped_byte_is_noticed_or_does_not_matter(make_module, make_trainer,
     trainer = make_trainer(max_steps=3)
     trainer.fit(make_module(algorithm=SONEX(), execution=Execution(state_layout="sharded")), make_data())
     trainer.save_checkpoint(path)
-    files = [path, *jobs.rows_files(str(path)), *Path(f"{path}.rows").rglob("manifest.json")]
+    files = [path, *jobs.rows_files(str(path))]
     expected, facts = read_checkpoint(path).weights, describe(path)
     noticed, trials = 0, count(200, 1000)
     for _ in range(trials):
@@ -131,7 +131,7 @@ def test_a_flipped_byte_is_noticed_or_does_not_matter(make_module, make_trainer,
             assert describe(path) == facts
             assert all(torch.equal(read_checkpoint(path).weights[name], w) for name, w in expected.items())
         except CheckpointError as error:
-            assert str(tmp_path) in str(error) or "do not match" in str(error)  # noqa: PT017
+            assert str(tmp_path) in str(error)  # noqa: PT017
             noticed += 1
         file.write_bytes(whole)
     assert noticed > 0.8 * trials

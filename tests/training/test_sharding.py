@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 
 from fcco_lightning import PDSCA, Execution, Splits, WeightAverage
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.divided import is_divided
 from fcco_lightning.state.processes import Processes, end_processes
+from fcco_lightning.state.sharded import is_sharded
 from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.preemption import INTERRUPTED
 from fcco_lightning.training.sharding import divide
@@ -221,7 +221,7 @@ def test_blocks_and_the_rest_are_units(mesh):
         divide(one, mesh, Processes())
     assert units(network) == ["", "blocks.layers.0", "blocks.layers.1"]
     assert units(own) == [""]
-    assert [name for name, p in network.named_parameters() if not is_divided(p)] == ["scale"]
+    assert [name for name, p in network.named_parameters() if not is_sharded(p)] == ["scale"]
     divide(network, mesh, Processes())  # the next stage of a Trainer
     assert torch.isfinite(network(torch.randn(4, 3))).all()
 

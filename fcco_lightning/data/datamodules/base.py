@@ -35,7 +35,7 @@ from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group, of_
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, dual_of
-from fcco_lightning.state.checkpoint_files import opened
+from fcco_lightning.state.archives import opened
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""

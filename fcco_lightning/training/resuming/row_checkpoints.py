@@ -1,12 +1,11 @@
-"""Checkpoints whose large dual states are in separate files, which all processes write and read together."""
+"""Checkpoints with files of every process beside them, which all processes write and read together."""
 
 import glob
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,12 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import (
-    STRUCTURE,
-    in_words,
-    opened,
-    require_sound,
-    rows_folder,
-    structure_of,
-)
-from fcco_lightning.state.divided import TABLE, gathered, mapped, place_of, put_back, rows_here, take_out
+from fcco_lightning.state.archives import opened
+from fcco_lightning.state.checkpoint_files import in_words, require_sound
+from fcco_lightning.state.new_file import new_file
+from fcco_lightning.state.parts import FOLDER, change, mapped, put_back, read_parts, rows_folder, take_out, write_part
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.state.row_files import (
-    RowPart,
-    checksum,
-    new_file,
-    read_manifest,
-    read_rows,
-    require_checksum,
-    write_manifest,
-    write_part,
-)
+from fcco_lightning.state.sharded import is_sharded
 from fcco_lightning.training.sharding import ShardedWeights
 
 _ABANDONED = 3600.0  # seconds since its last write after which a temporary file belongs to a killed process
@@ -50,11 +35,10 @@ _RESTORED = {  # methods of Lightning -> the state that they restore
     "restore_callbacks": "the state of its callbacks",
     "restore_training_state": "the state of its loops, optimizers and schedules",
 }
-FOLDER = "rows_folder"  # key of a loaded checkpoint for the folder of its row files
 
 
 class RowsCheckpointIO(CheckpointIO):
-    """A ``CheckpointIO`` that writes files completely or not at all, and removes a checkpoint with its row files.
+    """A ``CheckpointIO`` that writes files completely or not at all, and removes a checkpoint with the files beside it.
 
     ``inner`` does everything else, and all writes except those to plain local files.
     """
@@ -78,7 +62,7 @@ class RowsCheckpointIO(CheckpointIO):
         _remove_abandoned(Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read the file, and add the folder of its row files to the content.
+        """Read the file, and add the folder beside it to the content.
 
         Raises:
             CheckpointError: if the file is damaged, or not a checkpoint.
@@ -95,15 +79,15 @@ class RowsCheckpointIO(CheckpointIO):
         return checkpoint
 
     def _fill(self, checkpoint: dict[str, Any]) -> None:
-        """Read divided tensors: whole, or this process's part of them if the strategy divides weights."""
+        """Read sharded tensors: whole, or this process's part of them if the strategy shards weights."""
         strategy, module = self.trainer.strategy, self.trainer.lightning_module
         mesh = strategy.device_mesh["data_parallel"] if isinstance(strategy, ShardedWeights) else None
         processes = getattr(module, "processes", None) or Processes(alone=True)
         with processes.together():
-            put_back(checkpoint, Path(checkpoint["fcco"][FOLDER]), mesh)
+            put_back(checkpoint, mesh)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the file and its row files if this run wrote them: an untrusted checkpoint may have given the path."""
+        """Remove the file, and those beside it, if this run wrote it: an untrusted checkpoint may give the path."""
         if not self._is_own(Path(path)):
             rank_zero_warn(f"{path} is not removed: no callback of this run has written it.")
             return
@@ -170,13 +154,13 @@ def save(
     write: Callable[[], None],
     processes: Processes,
 ) -> None:
-    """Write the rows of sharded states, then the checkpoint that refers to them; all processes must call it.
+    """Write the parts of sharded tensors, then the checkpoint that refers to them; all processes must call it.
 
-    If saving is interrupted, the earlier checkpoint of that name and its rows are intact.
+    If saving is interrupted, the earlier checkpoint of that name and its parts are intact.
 
     Args:
-        states: dual states by name.
-        checkpoint: content of the checkpoint; rows that are written to separate files are removed from it.
+        states: dual states by name; their rows are in the ``state_dict`` of the checkpoint.
+        checkpoint: content of the checkpoint, from which the values of sharded tensors are removed.
         path: file of the checkpoint.
         write: writes the rest of the content (on the first process).
         processes: the processes of the job.
@@ -186,70 +170,33 @@ def save(
         PeerError: on the other processes.
     """
     # NumPy scalars, such as a learning rate from np.geomspace, are pickled as code, which loading refuses
-    checkpoint.update(mapped(checkpoint, np.generic, np.generic.item))
-    large = {name: s for name, s in states.items() if s.sharded}
-    for name in large:
-        for key in (f"{name}.rows", f"{name}._extra_state"):
-            checkpoint["state_dict"].pop(key, None)
-    if "fcco" not in checkpoint:  # a checkpoint of weights only
-        gathered(checkpoint)
-    divided = take_out(checkpoint)
-    header: dict[str, Any] = checkpoint.get("fcco", {})
-    header["tables"] = {name: _described(s, checksum(s.rows, 0)) for name, s in states.items() if name not in large}
-
-    def sealed() -> None:
-        if "fcco" in checkpoint:
-            header.pop(STRUCTURE, None)
-            header[STRUCTURE] = structure_of(checkpoint)
-        write()
-
-    if not (large or divided) or "fcco" not in checkpoint:  # small rows are in the state_dict; weights need none
+    checkpoint.update(mapped(checkpoint, np.generic, lambda _, number: number.item()))
+    if "fcco" in checkpoint:
+        checkpoint["fcco"]["states"] = [*states]
+    else:  # a checkpoint of weights only, before the first fit
+        change(checkpoint, lambda _, tensor: tensor.full_tensor() if is_sharded(tensor) else tensor)  # type: ignore[attr-defined]
+    parts = take_out(checkpoint, states)
+    if not parts:
         with processes.together():
-            sealed()
+            write()
         return
     with _exclusive(rows_folder(path), processes):
-        _save_with_rows(large, divided, processes, checkpoint, path, sealed)
-
-
-def _save_with_rows(
-    large: Mapping[str, DualState],
-    divided: Sequence[Tensor],
-    processes: Processes,
-    checkpoint: dict[str, Any],
-    path: str | Path,
-    write: Callable[[], None],
-) -> None:
-    header = checkpoint["fcco"]
-    folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
-    header["save_id"], saved = folder.name, False
-    try:
-        parts, total = _write_parts(large, divided, folder, processes)
-        for name, s in large.items():
-            header["tables"][name] = _described(s, sum(p.checksum for p in parts if p.table == name) % 2**64)
-        with processes.together():
-            if processes.rank == 0:
-                write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()} | total, parts)
+        folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
+        checkpoint["fcco"]["save_id"], saved = folder.name, False
+        try:
+            with processes.together():
+                write_part(folder, processes.rank, parts)
+            with processes.together():
                 write()
                 saved = True
-    except BaseException:
-        if processes.rank == 0 and not saved:  # a complete checkpoint needs its rows even if another process failed
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if processes.rank == 0:
-        _remove_others(folder)
-
-
-def _write_parts(
-    states: Mapping[str, DualState], divided: Sequence[Tensor], folder: Path, processes: Processes
-) -> tuple[list[RowPart], dict[str, int]]:
-    """Write the rows of this process; return the parts of all processes and the row counts of divided tensors."""
-    total: dict[str, int] = {}
-    with processes.guard():
-        parts = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
-        if divided:
-            first, total[TABLE] = place_of(divided, processes.size, processes.rank)
-            parts.append(asdict(write_part(folder, TABLE, folder.name, first, rows_here(divided), total[TABLE])))
-    return [RowPart(**part) for parts_of_process in processes.everyone(parts) for part in parts_of_process], total
+        except BaseException:
+            if (
+                processes.rank == 0 and not saved
+            ):  # a complete checkpoint needs its parts even if another process failed
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if processes.rank == 0:
+            _remove_others(folder)
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -262,7 +209,7 @@ def _remove_abandoned(path: Path) -> None:
 
 @contextmanager
 def _exclusive(folder: Path, processes: Processes) -> Iterator[None]:
-    """Lock ``folder`` while rows are saved below it; otherwise two jobs of one name would remove each other's rows.
+    """Lock ``folder`` while parts are saved in it; otherwise two jobs of one name would remove each other's parts.
 
     On a file system without locks this has no effect.
     """
@@ -279,7 +226,7 @@ def _exclusive(folder: Path, processes: Processes) -> Iterator[None]:
 
 
 def _remove_others(folder: Path) -> None:
-    """Remove the rows of earlier and of interrupted saves of the same checkpoint."""
+    """Remove the parts of earlier and of interrupted saves of the same checkpoint."""
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
@@ -292,40 +239,29 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
         CheckpointError: if rows are missing, damaged, of another save, or of another problem; on all processes.
         PeerError: on the other processes.
     """
-    header, weights = checkpoint["fcco"], checkpoint["state_dict"]
-    file = header.get(FOLDER, "").removesuffix(".rows")
+    names, weights = checkpoint["fcco"]["states"], checkpoint["state_dict"]
+    file = checkpoint["fcco"][FOLDER].removesuffix(".rows")
     with processes.together():
         for name, state in states.items():
-            key, described = f"{name}.rows", header["tables"].get(name)
-            if described is None:
+            if name not in names:
                 raise CheckpointError(
-                    f"the checkpoint `{file}` has no dual state `{name}`, only {sorted(header['tables'])}. It was "
-                    "trained with another objective or set of constraints: use the same ones, or start without "
-                    "--ckpt_path."
+                    f"the checkpoint `{file}` has no dual state `{name}`, only {sorted(names)}. It was trained with "
+                    "another objective or set of constraints: use the same ones, or start without --ckpt_path."
                 )
-            _require_same_shape(file, name, state, described)
-            if key in weights:
-                require_checksum(checksum(weights[key], 0), described["checksum"], name, file)
-                state.rows.copy_(weights[key][state.first : state.first + len(state.rows)])
-            else:
-                folder = Path(header[FOLDER]) / header["save_id"]
-                manifest = read_manifest(folder, header["save_id"])
-                total = sum(part.checksum for part in manifest.parts if part.table == name) % 2**64
-                require_checksum(total, described["checksum"], name, file)
-                read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
-            weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
+            _require_same_shape(file, name, state, weights[f"{name}.rows"])
+        ranges = {f"state_dict.{name}.rows": (state.first, len(state.rows)) for name, state in states.items()}
+        found = read_parts(checkpoint, ranges)
+        for name, state in states.items():
+            state.rows.copy_(found[f"state_dict.{name}.rows"])
+            weights[f"{name}.rows"], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
 
 
-def _described(state: DualState, total: int) -> dict[str, Any]:
-    shape = {"num_rows": state.num_rows, "width": state.width, "dtype": str(state.rows.dtype).removeprefix("torch.")}
-    return {**shape, "checksum": f"{total:016x}"}
-
-
-def _require_same_shape(file: str, name: str, state: DualState, described: Mapping[str, Any]) -> None:
-    present, stored = ("{num_rows} x {width} {dtype}".format_map(d) for d in (_described(state, 0), described))
-    if present != stored:
+def _require_same_shape(file: str, name: str, state: DualState, stored: Tensor) -> None:
+    kinds = ((state.num_rows, state.width, state.rows.dtype), (*stored.shape, stored.dtype))
+    present, saved = (f"{rows} x {width} {str(dtype).removeprefix('torch.')}" for rows, width, dtype in kinds)
+    if present != saved:
         raise CheckpointError(
-            f"the checkpoint `{file}`: its dual state `{name}` has (rows x width) {stored}, this problem needs "
+            f"the checkpoint `{file}`: its dual state `{name}` has (rows x width) {saved}, this problem needs "
             f"{present}. It was trained on another data set, split or set of constraints: use the same ones, or start "
             "without --ckpt_path."
         )
