@@ -80,7 +80,7 @@ _COLUMNS = {"label?": Either(str, [str], None), "sensitive?": Either(str, [str],
 _GROUPS = {"by?": Either([Either(str, {"column?": str})], None)}
 _CONFIG = {  # of `fcco fit`, as far as it is read
     "model?": {
-        "network": _PART,
+        "network?": _PART,
         "objective?": Either(_PART, str, None),
         "constraints?": Either([Either(_PART, str)], None),
     },
