@@ -35,7 +35,7 @@ class PDSCA(Estimation):
 
     As in the paper, G uses the new u.  On the same batch the gradient of L, its Hessian and the gradient of F are
     correlated, which biases G by terms of order alpha / B for batch size B.  L can be measured on an independent part
-    of the batch instead: ``part: dual`` with ``batches: TwoDraws``.
+    of the batch instead: ``part: dual`` with ``two_draws`` of the ``batches``.
 
     Args:
         alpha: step size of the inner gradient step, > 0.  It must be small against the inverse curvature of L: with a

@@ -7,7 +7,7 @@ are.  The argument ``jacobian`` of an algorithm selects the two draws:
 - "halves": the first half of a batch updates y, the second half gives the Jacobian.  With group-wise batches each half
   holds half the samples of every group; weights correct for odd numbers of samples.  A row with samples in the second
   half only uses its remembered y.
-- "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule), updates y;
+- "part": a second batch from a loader of its own, the part "dual" (``two_draws`` of ``batches``), updates y;
   the batch itself gives the Jacobian.  Twice as many samples pass through the network.  Where batches hold a few of
   many groups, both draws are from the same groups, and independent given these groups.
 - "old": the Jacobian of the whole batch is multiplied by the y before this step, then the batch updates y.
@@ -107,7 +107,7 @@ def dual_names(outputs: Outputs) -> dict[str, str]:
     if DUAL not in names:
         raise ConfigError(
             f"jacobian='part' updates y with a second, independent draw of samples, the part {DUAL!r} of a batch; "
-            f"the loaders give {names}. Wrap the datamodule's `batches` in TwoDraws, or use jacobian='halves'."
+            f"the loaders give {names}. Set two_draws of the datamodule's `batches`, or use jacobian='halves'."
         )
     duals = {name: dual_of(name, names[0]) for name in names}
     return {name: dual for name, dual in duals.items() if dual in names}

@@ -8,7 +8,7 @@ from typing import Any
 
 _HOMES = {
     "batches": "BagSampling BalancedSampling BatchDraws BatchPlan CellSampling Drawn EventSampling GroupSampling "
-    "LabelSampling QuerySampling RepeatedSampling Sampling TwoDraws UniformBatches UniformSampling",
+    "LabelSampling QuerySampling Sampling UniformBatches UniformSampling",
     "encoding": "Encoding",
     "grouping": "GroupBy Groups",
     "images": "ImageNoise ImageTransform",

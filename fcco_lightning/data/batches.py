@@ -6,10 +6,11 @@ can therefore be repeated, resumed at any batch, or divided among processes, and
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice, repeat
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from types import NoneType
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -56,9 +57,19 @@ class BatchDraws(ABC):
         return None
 
     @property
-    def stratum_kinds(self) -> Tensor | None:
+    def num_strata(self) -> int:
+        """Number of strata S."""
+        return 1 if self.strata is None else int(self.strata.max()) + 1
+
+    @property
+    def stratum_kinds(self) -> Tensor:
         """Kind of every stratum, shape (S,), int64; strata of one kind are exchangeable: they are drawn alike."""
-        return None
+        return torch.arange(self.num_strata)
+
+    def counts(self, marked: Tensor) -> Tensor:
+        """Return the number of ``marked`` samples, a mask (n,), bool, in every stratum, shape (S,)."""
+        strata = self.strata
+        return marked.sum().view(1) if strata is None else torch.bincount(strata[marked], minlength=self.num_strata)
 
     @property
     def distinct(self) -> bool:
@@ -100,12 +111,12 @@ class BatchDraws(ABC):
 class BatchPlan(BatchDraws):
     r"""The batches of every epoch: each holds some units, with the same number of rows of each.
 
-    *Strata* 0..S-1 partition the rows of a table; rows of one stratum are drawn alike.  A *unit*, such as a group, a
-    label, a query or a bag, is chosen for a batch as a whole; it is one stratum, or two, of which one holds the
-    positives.  Units have *kinds*, such as positive and negative bags, and a *choice* is the number of units of a kind
-    in a batch.  A batch is ordered in *slots*: first one row of every chosen unit, then the next row of every unit in
-    the same order, and so on, with the positives of each unit spread evenly over the slots.  Contiguous parts of a
-    batch (one per process) therefore hold about equal shares of every unit.
+    A *unit*, such as a group, a label, a query or a bag, is chosen for a batch as a whole.  Units have *kinds*, such as
+    positive and negative bags, and a *choice* is the number of units of a kind in a batch.  The rows of a unit that are
+    drawn alike are a *stratum*: all of them, or its positives and the others.  A batch is ordered in *slots*: first one
+    row of every chosen unit, then the next row of every unit in the same order, and so on, with the positives of each
+    unit spread evenly over the slots.  Contiguous parts of a batch (one per process) therefore hold about equal shares
+    of every unit.
 
     Example: rows 0 to 4 are the items of a first query, of which rows 0 and 1 are relevant, and rows 5 to 9 those of a
     second query, of which 5 and 6 are relevant.  A batch is to hold one query, with one relevant and two other items:
@@ -117,11 +128,11 @@ class BatchPlan(BatchDraws):
     other items of 1        stratum 2, rows 7, 8 and 9    two rows drawn
     ======================  ============================  ======================================
 
-    The units are the queries, with the strata (0, 1) and (2, 3); there is one kind, with the choice "1 of the units 0
-    and 1", and there are three slots, of which the last has the positive.  Weights make means over batches estimate
-    means over the data.  Consider a row in a stratum of N_s rows, B_s of which are drawn if its unit is among the c
-    chosen of U units: it occurs p = c B_s / (U N_s) times per batch on average and has weight B / (n p).  Here relevant
-    items have weight 3 * 2 * 2 / (10 * 1 * 1) = 1.2, others 3 * 3 * 2 / (10 * 1 * 2) = 0.9.
+    The units are the queries; there is one kind, with the choice "1 of the units 0 and 1", and there are three slots,
+    of which the last has the positive.  Weights make means over batches estimate means over the data.  Consider a row
+    in a stratum of N_s rows, B_s of which are drawn if its unit is among the c chosen of U units: it occurs
+    p = c B_s / (U N_s) times per batch on average and has weight B / (n p).  Here relevant items have weight
+    3 * 2 * 2 / (10 * 1 * 1) = 1.2, others 3 * 3 * 2 / (10 * 1 * 2) = 0.9.
 
     The rows of a stratum are drawn in random order, which is shuffled anew when exhausted, or with replacement.  If a
     stratum has fewer rows than a batch needs, the batch holds all of them, some more than once.
@@ -130,22 +141,22 @@ class BatchPlan(BatchDraws):
     and :meth:`second_draw` derive plans from a plan.
 
     Args:
-        strata: stratum of every row, shape (n,), int64, every number of 0..S-1 at least once.
-        units: the strata of every unit 0..U-1, in the order in which their rows are drawn, shape (U, 1) or (U, 2),
-            int64; -1 for no second stratum.  None if every stratum is a unit.
-        drawn: number of rows of every stratum in a batch that holds its unit, shape (S,), int64, or one number for all.
-            Its sum R over the strata of a unit must be the same for all units, and so must the number of positives for
-            all units of two strata.
+        units: unit of every row, shape (n,), int64, every number of 0..U-1 at least once.
+        rows: number of rows of each of its units in a batch; if ``positive`` is given, the numbers of other and of
+            positive rows.  Units that have rows of one sort only are one stratum, of which so many rows are drawn as
+            of both sorts of other units.
         choices: for every kind the numbers of its units (the members), and how many of them are in a batch; kinds are
             chosen independently.  None for one kind, all units of which are in a batch.
+        positive: which rows are positive, shape (n,), bool; None if the rows of a unit are drawn alike.
         choose: a function from members, their number in a batch and a generator to an iterator over the members in
             every batch; all subsets of that size must be equally likely.  None for all members, in their order.
         num_batches: number of batches in an epoch.
         seed: whole number >= 0.
         ahead: whether all units of an epoch are chosen before any row is drawn, or the units of a batch just before its
             rows; this changes the batches, but not their distribution.
-        positive: whether a stratum holds the positives of its unit, shape (S,), bool; None if units are strata.
-        replacement: whether rows are drawn with replacement; every unit must then be one stratum.
+        positives_first: whether the positives of a unit are drawn before its other rows, or after them; this changes
+            the batches, but not their distribution.
+        replacement: whether rows are drawn with replacement, which requires ``positive`` to be None.
         weights: "always" weights rows so that weighted means over batches estimate means over the data; "if they
             differ" does so unless all weights are 1; "never" does not.
         tells: further columns of a batch: "nothing"; the "strata"; the strata "if needed", that is, if weights do not
@@ -154,15 +165,16 @@ class BatchPlan(BatchDraws):
     Attributes:
         num_batches: number of batches in an epoch, the same in every epoch.
         num_rows: number of rows n of the table.
+        sizes: number of rows of every stratum, shape (S,).
+        drawn: number of rows of every stratum in a batch that holds its unit, shape (S,).
         sample_weight: weight of every row in the data, (n,); None if all are 1.
         certain: False for batches of another loader, see :class:`BatchDraws`.
 
     Example:
-        >>> strata, units = torch.tensor([1, 1, 0, 0, 0, 3, 3, 2, 2, 2]), torch.tensor([[0, 1], [2, 3]])
-        >>> drawn, positive = torch.tensor([2, 1, 2, 1]), torch.tensor([False, True, False, True])
+        >>> queries, relevant = torch.tensor([0] * 5 + [1] * 5), torch.tensor([1, 1, 0, 0, 0] * 2).bool()
         >>> one_query = [(torch.tensor([0, 1]), 1)]
-        >>> plan = BatchPlan(strata, units, drawn, one_query, choose=cycle, num_batches=2, positive=positive)
-        >>> [strata[batch].tolist() for batch in plan.batches(epoch=0)]
+        >>> plan = BatchPlan(queries, (2, 1), one_query, positive=relevant, choose=cycle, num_batches=2)
+        >>> [plan.strata[batch].tolist() for batch in plan.batches(epoch=0)]
         [[0, 0, 1], [2, 2, 3]]
         >>> [round(weight, 6) for weight in plan.weights()[:3].tolist()]
         [1.2, 1.2, 0.9]
@@ -170,45 +182,53 @@ class BatchPlan(BatchDraws):
 
     def __init__(
         self,
-        strata: Tensor,
-        units: Tensor | None,
-        drawn: Tensor | int,
+        units: Tensor,
+        rows: int | tuple[int, int],
         choices: Sequence[Choice] | None = None,
         *,
+        positive: Tensor | None = None,
         choose: Choose | None = None,
         num_batches: int,
         seed: int = 0,
         ahead: bool = True,
-        positive: Tensor | None = None,
+        positives_first: bool = False,
         replacement: bool = False,
         weights: Weighting = "always",
         tells: Telling = "strata",
     ) -> None:
-        self.num_rows = len(strata)
+        self.num_rows = self._num_drawn = len(units)  # the second is the number of rows that can be drawn
         self.num_batches = num_batches
         self.seed = at_least("seed", seed, 0)
-        self._sizes = torch.bincount(strata)
-        if isinstance(drawn, int):
-            drawn = torch.full_like(self._sizes, drawn)
-        if units is None:
-            units = torch.arange(len(drawn)).unsqueeze(1)
-        self.drawn, self.replacement, self.certain = drawn, replacement, True
+        self.replacement, self.certain = replacement, True
         self.sample_weight: Tensor | None = None
         self._stream = 0  # number of the stream of random numbers: 1 for the second draw
         self._copies = 1
-        self._num_drawn = self.num_rows  # number of rows that can be drawn
         self._last = 0  # rows of an epoch's last batch, if it is short
-        self._strata, self._units = strata, units
-        self._choices = [(torch.arange(len(units)), len(units))] if choices is None else choices
-        self._choose, self._ahead, self._weights, self._telling = choose or all_of_them, ahead, weights, tells
-        self._positive = torch.ones_like(drawn, dtype=torch.bool) if positive is None else positive
-        self._unit = torch.empty_like(drawn)
-        unit, place = (units >= 0).nonzero(as_tuple=True)
-        self._unit[units[unit, place]] = unit
+        # The numbers 2 unit + (1 if positive) that occur are the strata, in this order.
+        keys = units if positive is None else 2 * units + positive
+        sizes = torch.bincount(keys)
+        present = sizes.nonzero().flatten()
+        self.sizes = sizes[present]
+        self._strata = keys if len(present) == len(sizes) else ((sizes > 0).cumsum(0) - 1)[keys]
+        self._unit = present if positive is None else present // 2
+        num_strata = torch.bincount(self._unit)  # of every unit
+        alone = num_strata[self._unit] == 1
+        if isinstance(rows, int):
+            slots = positives = rows
+            self.drawn, self._positive = torch.full_like(self.sizes, rows), alone
+        else:
+            slots, positives = sum(rows), rows[1]
+            self.drawn = torch.where(alone, slots, torch.tensor(rows)[present % 2])
+            self._positive = alone | (present % 2 == 1)
+        self._even = (torch.arange(slots + 1) * positives // slots).diff().bool()  # slots of positives, evenly spread
+        ends = num_strata.cumsum(0)
+        self._spans = torch.stack([ends - num_strata, ends], dim=1)  # first stratum of every unit, and end
+        self._choices = [(torch.arange(len(ends)), len(ends))] if choices is None else choices
+        self._choose, self._ahead, self._positives_first = choose or all_of_them, ahead, positives_first
+        self._weights, self._telling = weights, tells
         # The rows stratum by stratum: stratum s owns self._sorted[first : first + size].
-        self._sorted = torch.argsort(strata, stable=True) if len(self._sizes) > 1 else torch.arange(len(strata))
-        self._firsts = self._sizes.cumsum(0) - self._sizes
-        self._even = spread_evenly(int(drawn[self._positive].min()), self._slots)  # slots of positives
+        self._sorted = torch.argsort(self._strata, stable=True) if len(present) > 1 else torch.arange(len(units))
+        self._firsts = self.sizes.cumsum(0) - self.sizes
 
     @property
     def batch_size(self) -> int:
@@ -227,8 +247,8 @@ class BatchPlan(BatchDraws):
     @property
     def _slots(self) -> int:
         """Number of slots, which is the number of rows R of a unit."""
-        first = self._units[0]
-        return int(self.drawn[first[first >= 0]].sum())
+        first, end = self._spans[0].tolist()
+        return int(self.drawn[first:end].sum())
 
     # Plans derived from this one
 
@@ -240,6 +260,10 @@ class BatchPlan(BatchDraws):
         """
         return self._with(_stream=self._stream + 1)
 
+    def with_num_batches(self, num_batches: int) -> Self:
+        """Return a plan with epochs of ``num_batches`` batches, >= 1, none of which is short."""
+        return self._with(num_batches=at_least("num_batches", num_batches, 1), _last=0)
+
     def repeated(self, copies: int) -> Self:
         """Return a plan whose batches are those of this plan, each concatenated ``copies`` times.
 
@@ -249,16 +273,16 @@ class BatchPlan(BatchDraws):
         perturbations, as methods need that update dual and primal variables by independent draws.
 
         Args:
-            copies: number of copies of a sample in its batch, >= 2.
+            copies: number of copies of a sample in its batch, >= 1.
 
         Example:
             >>> batch = next(UniformBatches(8, batch_size=2).repeated(3).batches(epoch=0)).tolist()
             >>> len(batch), batch[:2] == batch[2:4] == batch[4:]
             (6, True)
         """
-        return self._with(_copies=self._copies * at_least("copies", copies, 2))
+        return self._with(_copies=self._copies * at_least("copies", copies, 1))
 
-    def of_rows(self, rows: Tensor, num_rows: int | None = None) -> Self:
+    def of_rows(self, rows: Tensor, num_rows: int) -> Self:
         """Return a plan of the same batches as rows of a larger table.
 
         The rows of that table that are never drawn form a further stratum, the last one.  In :meth:`weights` the
@@ -266,37 +290,32 @@ class BatchPlan(BatchDraws):
 
         Args:
             rows: different rows of the larger table, shape (n,), int64: row i of this plan is ``rows[i]`` there.
-            num_rows: number of rows of the larger table; None for the largest of ``rows`` plus 1.
+            num_rows: number of rows of the larger table.
 
         Raises:
-            DataError: if ``rows`` are not n different rows of that table.
+            DataError: if ``rows`` are not n different rows of that table, or the plan already has weights of samples.
 
         Example:
-            >>> plan = UniformBatches(2, batch_size=2).of_rows(torch.tensor([40, 70]))
+            >>> plan = UniformBatches(2, batch_size=2).of_rows(torch.tensor([40, 70]), 100)
             >>> sorted(next(plan.batches(epoch=0)).tolist())
             [40, 70]
         """
-        different = len(set(rows.tolist()))
-        if len(rows) != self.num_rows or different != len(rows):
+        different, inside = len(torch.unique(rows)), bool(((rows >= 0) & (rows < num_rows)).all())
+        if not (len(rows) == different == self.num_rows and inside):
             raise DataError(
-                f"rows must name a different row of the table for each of the plan's {self.num_rows} rows, got "
-                f"{len(rows)} rows of which {different} differ."
-            )
-        if int(rows.min()) < 0 or (num_rows is not None and int(rows.max()) >= num_rows):
-            raise DataError(
-                f"rows must lie in 0..num_rows - 1, got {int(rows.min())}..{int(rows.max())} with num_rows={num_rows}."
+                f"rows must be {self.num_rows} different numbers in 0..{num_rows - 1}, one for each row of the plan, "
+                f"got {len(rows)} numbers in {int(rows.min())}..{int(rows.max())}, {different} of them different."
             )
         if self.sample_weight is not None or self.num_rows > self._num_drawn:
-            raise DataError("of_rows comes before other weights of samples and other rows are given. Call it first.")
-        strata = torch.full((int(rows.max()) + 1 if num_rows is None else num_rows,), len(self.drawn))
+            raise DataError("of_rows must be called before of_weighted_samples, and only once. Call it first.")
+        strata = torch.full((num_rows,), self.num_strata)
         strata[rows] = self._strata
-        never = (strata == len(self.drawn)).nonzero().flatten()
-        in_order = torch.cat([rows[self._sorted], never])
-        plan = self._with(num_rows=len(strata), _strata=strata, _sorted=in_order)
+        never = (strata == self.num_strata).nonzero().flatten()
+        plan = self._with(num_rows=num_rows, _strata=strata, _sorted=torch.cat([rows[self._sorted], never]))
         if not len(never):
             return plan
         # the new stratum belongs to the first unit, and 0 of its rows are drawn
-        others = {"drawn": 0, "_sizes": len(never), "_firsts": len(rows), "_unit": 0, "_positive": True}
+        others = {"drawn": 0, "sizes": len(never), "_firsts": len(rows), "_unit": 0, "_positive": True}
         return plan._with(**{name: pad(getattr(self, name), (0, 1), value=value) for name, value in others.items()})
 
     def of_weighted_samples(self, sample_weight: Tensor) -> Self:
@@ -337,7 +356,17 @@ class BatchPlan(BatchDraws):
 
         With c units in a batch, entry j belongs to unit j mod c of the batch.
         """
-        for batch in self._drawn_batches(epoch):
+        generator, cycles = self.generator(epoch), dict[int, Iterator[Tensor]]()
+        if self._last:  # one pass through the only stratum
+            order = torch.randperm(self._num_drawn, generator=generator)
+            drawn: Iterable[Tensor] = torch.split(self._sorted[order], self._slots)
+        elif self.replacement:
+            drawn = (self._independent(units, generator) for units in self._chosen_units(epoch, generator))
+        else:
+            spans = (self._spans[units].tolist() for units in self._chosen_units(epoch, generator))
+            rows = ([self._in_turn(range(*span), cycles, generator) for span in batch] for batch in spans)
+            drawn = (torch.stack(parts, dim=1).flatten() for parts in rows)
+        for batch in drawn:
             yield batch if self._copies == 1 else torch.tile(batch, (self._copies,))
 
     def generator(self, epoch: int) -> torch.Generator:
@@ -347,25 +376,11 @@ class BatchPlan(BatchDraws):
         mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(mixed))
 
-    def _drawn_batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield the batches without copies."""
-        generator = self.generator(epoch)
-        if self._last:  # one pass through the only stratum
-            yield from torch.split(self._sorted[torch.randperm(self._num_drawn, generator=generator)], self._slots)
-            return
-        cycles: dict[int, Iterator[Tensor]] = {}
-        for units in self._chosen_units(epoch, generator):
-            if self.replacement:
-                yield self._independent(units, generator)
-            else:
-                rows = [self._in_turn(unit, cycles, generator) for unit in self._units[units].tolist()]
-                yield torch.stack(rows, dim=1).flatten()
-
     def _chosen_units(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the units of every batch; a second draw has the units of the first one."""
-        first = self._with(_stream=0)
+        first = self._with(_stream=0, _copies=1)
         if self._stream and not self._ahead:
-            for batch in first._drawn_batches(epoch):
+            for batch in first.batches(epoch):
                 yield self._unit[self._strata[batch[: self._units_per_batch]]]
             return
         generator = first.generator(epoch) if self._stream else generator
@@ -375,23 +390,23 @@ class BatchPlan(BatchDraws):
     def _independent(self, units: Tensor, generator: torch.Generator) -> Tensor:
         shape = (self._slots, len(units))
         # float64 in [0, 1) times a size below 2^53 stays below that size, also after rounding.
-        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * self._sizes[units]).long()
+        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * self.sizes[units]).long()
         return self._sorted[self._firsts[units] + places].flatten()
 
     def _in_turn(self, unit: Sequence[int], cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
         """Return the next rows of a unit with these strata, shape (R,), drawn without replacement."""
-        rows_of = {stratum: next(self._cycle(stratum, cycles, generator)) for stratum in unit if stratum >= 0}
-        if len(rows_of) == 1:
-            return rows_of[unit[0]]
+        if len(unit) == 1:
+            return next(self._cycle(unit[0], cycles, generator))
         rows = torch.empty(self._slots, dtype=torch.int64)
-        for stratum, drawn_rows in rows_of.items():
-            rows[self._even if self._positive[stratum] else ~self._even] = drawn_rows
+        for stratum in reversed(unit) if self._positives_first else unit:
+            slots = self._even if self._positive[stratum] else ~self._even
+            rows[slots] = next(self._cycle(stratum, cycles, generator))
         return rows
 
     def _cycle(self, stratum: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Iterator[Tensor]:
         """Return the iterator over the rows of a stratum; a stratum is shuffled only when it is first drawn."""
         if stratum not in cycles:
-            first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
+            first, size = int(self._firsts[stratum]), int(self.sizes[stratum])
             cycles[stratum] = cycle(self._sorted[first : first + size], int(self.drawn[stratum]), generator)
         return cycles[stratum]
 
@@ -489,11 +504,11 @@ class BatchPlan(BatchDraws):
 
     def _shares(self) -> tuple[Tensor, Tensor]:
         """N_s U B and n c B_s of every stratum, shape (S,) each; they are whole numbers and computed exactly."""
-        sizes = torch.empty(len(self._units), 2, dtype=torch.float64)
+        sizes = torch.empty(len(self._spans), 2, dtype=torch.float64)
         for members, count in self._choices:
             sizes[members] = torch.tensor([len(members), count], dtype=torch.float64)
         share, size = sizes[self._unit], self._units_per_batch * self._slots  # size of the batch, or of its half
-        return self._sizes * share[:, 0] * size, self._num_drawn * share[:, 1] * self.drawn
+        return self.sizes * share[:, 0] * size, self._num_drawn * share[:, 1] * self.drawn
 
     def _factors_in_halves(self) -> Tensor | None:
         """Ratios of the share of every stratum in a batch to that in its first and in its second half, (S, 2).
@@ -510,7 +525,7 @@ class BatchPlan(BatchDraws):
     def _second_half(self) -> Self:
         """A plan of the second halves of batches; it is exact if the number of slots is even."""
         slots, first = self._slots, self._slots // 2
-        # the first j of R slots hold floor(j c / R) of a unit's c positives, see spread_evenly
+        # the first j of R slots hold floor(j c / R) of a unit's c positives
         before = torch.where(self._positive, first * self.drawn, first * self.drawn + slots - 1) // slots
         return self._with(drawn=self.drawn - before)
 
@@ -523,7 +538,7 @@ class BatchPlan(BatchDraws):
     @property
     def num_strata(self) -> int:
         """Number of strata S."""
-        return len(self._sizes)
+        return len(self.sizes)
 
     @property
     def stratum_kinds(self) -> Tensor:
@@ -532,12 +547,12 @@ class BatchPlan(BatchDraws):
         If units are strata, two strata have one kind if their units have one kind and their sizes agree; else every
         stratum is a kind.
         """
-        if len(self._units) != len(self._sizes) or len(self._sizes) == 1:
+        if len(self._spans) != len(self.sizes) or len(self.sizes) == 1:
             return torch.arange(self.num_strata)
-        kinds = torch.empty_like(self._sizes)
+        kinds = torch.empty_like(self.sizes)
         for number, (members, _) in enumerate(self._choices):
             kinds[members] = number
-        return len(self._choices) * self._sizes + kinds
+        return len(self._choices) * self.sizes + kinds
 
     @property
     def distinct(self) -> bool:
@@ -546,7 +561,7 @@ class BatchPlan(BatchDraws):
     @property
     def _never_twice(self) -> bool:
         """Whether no row is drawn twice: strata have enough rows, or one row of each is drawn with replacement."""
-        return self._slots == 1 if self.replacement else bool((self._sizes >= self.drawn).all())
+        return self._slots == 1 if self.replacement else bool((self.sizes >= self.drawn).all())
 
     @property
     def halves_known(self) -> bool:
@@ -601,24 +616,24 @@ class BatchPlan(BatchDraws):
         counts = self._checked(counts)
         at_most = self.drawn * (counts > 0)  # with repeats all draws may be marked
         if self.certain and not self.replacement:
-            at_most = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), at_most)
-        most_by_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, at_most)
+            at_most = torch.where(self.drawn <= self.sizes, torch.minimum(self.drawn, counts), at_most)
+        most_by_unit = torch.zeros(len(self._spans), dtype=torch.int64).index_add(0, self._unit, at_most)
         most_by_kind = (int(most_by_unit[members].topk(count).values.sum()) for members, count in self._choices)
         return min(self._copies * sum(most_by_kind), self.batch_size)
 
     def _absence(self, counts: Tensor) -> float:
         """Product over kinds of the mean, over all choices of units, of the product of the chosen units' absences."""
         if self.replacement:
-            none = ((1 - counts / self._sizes.double()) ** self.drawn).numpy()
+            none = ((1 - counts / self.sizes.double()) ** self.drawn).numpy()
         else:
-            none = none_drawn(self._sizes.numpy(), counts.numpy(), self.drawn.numpy())
-        absences = np.ones(len(self._units))
+            none = none_drawn(self.sizes.numpy(), counts.numpy(), self.drawn.numpy())
+        absences = np.ones(len(self._spans))
         np.multiply.at(absences, self._unit.numpy(), none)
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))
 
     def _checked(self, counts: Tensor) -> Tensor:
         """Return ``counts`` on the CPU as int64; raise :class:`DataError` unless they are between 0 and the sizes."""
-        sizes, counts = self._sizes, counts.cpu().long()
+        sizes, counts = self.sizes, counts.cpu().long()
         if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
             raise DataError(
                 f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_in_order(sizes.tolist())}, "
@@ -636,8 +651,6 @@ class UniformBatches(BatchPlan):
         seed: whole number >= 0.
         drop_last: whether an epoch's last batch is left out if it is short (the n mod batch_size rows that are left out
             differ from epoch to epoch).
-        num_batches: number of batches in an epoch, all of ``batch_size`` rows: fewer than in a permutation cut it
-            short, more start another permutation.  None for one permutation.
         certain: False for the batches of another loader that shuffles, of which this plan is an approximation: to give
             processes equally many samples, torch's ``DistributedSampler`` repeats samples at the end of an epoch,
             possibly within a batch.
@@ -647,27 +660,14 @@ class UniformBatches(BatchPlan):
     """
 
     def __init__(
-        self,
-        num_rows: int,
-        batch_size: int,
-        seed: int = 0,
-        *,
-        drop_last: bool = True,
-        num_batches: int | None = None,
-        certain: bool = True,
+        self, num_rows: int, batch_size: int, seed: int = 0, *, drop_last: bool = True, certain: bool = True
     ) -> None:
         at_least("batch_size", batch_size, 1)
-        full_batches, rest = divmod(_enough_rows(num_rows, batch_size), batch_size)
-        last = rest if num_batches is None and not drop_last else 0
-        super().__init__(
-            torch.zeros(num_rows, dtype=torch.int64),
-            None,
-            batch_size,
-            num_batches=full_batches + (last > 0) if num_batches is None else at_least("num_batches", num_batches, 1),
-            seed=seed,
-            weights="never",
-            tells="nothing",
-        )
+        number, rest = divmod(_enough_rows(num_rows, batch_size), batch_size)
+        last = 0 if drop_last else rest
+        units = torch.zeros(num_rows, dtype=torch.int64)
+        number += last > 0
+        super().__init__(units, batch_size, num_batches=number, seed=seed, weights="never", tells="nothing")
         self.certain, self._last = certain, last
 
 
@@ -767,15 +767,35 @@ def all_of_them(members: Tensor, count: int, generator: torch.Generator) -> Iter
     return repeat(members)
 
 
-def spread_evenly(count: int, size: int) -> Tensor:
-    """Return a mask (size,) with ``count`` True entries, evenly spread: where floor(j count / size) increases."""
-    return (torch.arange(size + 1) * count // size).diff().bool()
-
-
+@dataclass(frozen=True)
 class Sampling(ABC):
-    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known."""
+    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known.
 
-    @abstractmethod
+    A subclass defines how a batch is composed.  Its whole numbers must be >= 1; those of rows are of one process, those
+    of groups, labels, queries and bags are of all processes together.
+
+    Args:
+        num_batches: number of batches in an epoch; None for the number that the subclass describes.
+        copies: how often a batch holds each of its samples; each copy is perturbed independently, see
+            :meth:`BatchPlan.repeated`.  Other numbers of rows count a sample once.
+        two_draws: whether every training batch has two independent draws, its parts "target" and "dual", for methods
+            that update dual and primal variables by different samples, see :meth:`BatchPlan.second_draw`.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    num_batches: int | None = field(default=None, kw_only=True)
+    copies: int = field(default=1, kw_only=True)
+    two_draws: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for argument in fields(self):
+            kinds, value = get_args(argument.type) or (argument.type,), getattr(self, argument.name)
+            special = (value is None and NoneType in kinds) or (value == "auto" and Literal["auto"] in kinds)
+            if int in kinds and not special:
+                at_least(argument.name, value, 1)
+
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return the plan of the union batches, that is, the batches of all processes together.
 
@@ -789,8 +809,15 @@ class Sampling(ABC):
                 queries.
             DataError: if the table does not have enough rows, or the column has invalid values.
         """
+        plan = self._plan(columns, seed, world_size)
+        plan = plan if self.num_batches is None else plan.with_num_batches(self.num_batches)
+        return plan.repeated(self.copies)
 
-    def in_parts(self, parts: int) -> tuple["Sampling", int]:
+    @abstractmethod
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        """Return the plan without copies and with the usual number of batches."""
+
+    def in_parts(self, parts: int) -> tuple[Self, int]:
         """Return a sampling with batches ``parts`` times as large, and the present batch size of one process.
 
         The number of samples in an epoch stays the same.
@@ -798,19 +825,31 @@ class Sampling(ABC):
         Raises:
             ConfigError: if the sampling has no ``batch_size``.
         """
-        raise ConfigError(
-            f"{type(self).__name__} draws no given number of samples, of which {parts} parts could be made. Raise its "
-            "own numbers, and set --model.execution.micro_batch to the number of samples that fit into memory."
-        )
+        size = getattr(self, "batch_size", None)
+        if size is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no batch_size that could be made {parts} times as large. Raise its own "
+                "numbers, and set --model.execution.micro_batch to the number of samples that fit into memory."
+            )
+        fewer = None if self.num_batches is None else -(-self.num_batches // parts)
+        larger: dict[str, Any] = {"batch_size": parts * size, "num_batches": fewer}
+        return replace(self, **larger), self.copies * size
+
+    def with_num_batches(self, num_batches: int) -> Self:
+        """Return the sampling with ``num_batches`` batches in an epoch, as many as another part of the batches has.
+
+        Raises:
+            ConfigError: if another number was chosen.
+        """
+        if self.num_batches not in (None, num_batches):
+            raise ConfigError(
+                f"num_batches={self.num_batches} is not the {num_batches} of the target's batches. Leave it out."
+            )
+        return replace(self, num_batches=num_batches)
 
     def table(self, table: TensorTable) -> TensorTable | LabelTable:
         """Return the table whose rows are drawn: the training table, or another view of it."""
         return table
-
-    @property
-    def single(self) -> "Sampling":
-        """The sampling of each draw, if batches consist of two draws; otherwise the sampling itself."""
-        return self
 
     @property
     def drawn_by(self) -> Sequence[str]:
@@ -818,54 +857,23 @@ class Sampling(ABC):
         return ()
 
 
-def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
-    """Return the column ``name`` by which rows are drawn; :class:`ConfigError` if it is absent or has no integers."""
-    if name not in columns or columns[name].is_floating_point():
-        what_to_do = "Convert it, if its values are whole (.long())" if name in columns else "Name what defines them"
-        raise ConfigError(
-            f"These batches are drawn by {criterion}, but the training table has no whole numbers in a column {name!r} "
-            f"(its columns: {sorted(columns)}). {what_to_do}, or draw with UniformSampling."
-        )
-    return columns[name]
-
-
-def _require_counts(sampling: Sampling, *arguments: str, or_none: Sequence[str] = ()) -> None:
-    """Raise :class:`ConfigError` unless ``arguments``, and those ``or_none`` that are not None, are integers >= 1."""
-    for name in (*arguments, *or_none):
-        count = getattr(sampling, name)
-        if count is not None or name not in or_none:
-            at_least(name, count, 1)
-
-
 @dataclass(frozen=True)
 class UniformSampling(Sampling):
     """Every epoch is a permutation of the rows, cut into batches: :class:`UniformBatches`.
 
+    With ``num_batches`` all batches have ``batch_size`` rows: fewer batches than in a permutation cut it short, more
+    start another permutation.
+
     Args:
         batch_size: number of rows in a training batch of one process.
         drop_last: whether an epoch's last batch is left out if it is short.
-        num_batches: number of batches of an epoch; None for one permutation of the rows.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
     drop_last: bool = True
-    num_batches: int | None = None
 
-    def __post_init__(self) -> None:
-        _require_counts(self, "batch_size", or_none=["num_batches"])
-
-    def in_parts(self, parts: int) -> tuple["UniformSampling", int]:
-        """Return larger and fewer batches, see :meth:`Sampling.in_parts`."""
-        fewer = None if self.num_batches is None else -(-self.num_batches // parts)
-        return replace(self, batch_size=parts * self.batch_size, num_batches=fewer), self.batch_size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> UniformBatches:
-        """Return uniform union batches with ``batch_size`` rows for each process."""
-        size, rows = self.batch_size * world_size, len(columns["index"])
-        return UniformBatches(rows, size, seed, drop_last=self.drop_last, num_batches=self.num_batches)
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> UniformBatches:
+        return UniformBatches(len(columns["index"]), self.batch_size * world_size, seed, drop_last=self.drop_last)
 
 
 @dataclass(frozen=True)
@@ -874,7 +882,8 @@ class BalancedSampling(Sampling):
 
     The rows of each class are drawn in random order, which is shuffled anew when exhausted, so that within an epoch any
     two rows of a class are drawn equally often up to one.  An epoch of n rows has n // B batches of B rows.  Positives
-    are spread evenly over a batch, so that contiguous parts of it (one per process) are balanced, too.
+    are spread evenly over a batch, so that contiguous parts of it (one per process) are balanced, too.  Negatives are
+    stratum 0.
 
     Args:
         batch_size: number of rows in a training batch of one process.
@@ -885,9 +894,6 @@ class BalancedSampling(Sampling):
             means over batches then estimate those of a population with the batch's share of positives, while means over
             one class, or over pairs of both, are unaffected.  Scores are then log-odds of that population, and
             decisions at 0 refer to it; probabilities are still those of the data.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
@@ -896,36 +902,22 @@ class BalancedSampling(Sampling):
     prevalence: Prevalence = "data"
 
     def __post_init__(self) -> None:
-        _require_counts(self, "batch_size")
+        super().__post_init__()
         inside("positive_fraction", self.positive_fraction)
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
-    def in_parts(self, parts: int) -> tuple["BalancedSampling", int]:
-        return replace(self, batch_size=parts * self.batch_size), self.batch_size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return balanced union batches with ``batch_size`` rows for each process; negatives are stratum 0."""
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
         size = self.batch_size * world_size
-        positives = self._positives(size)
-        return _two_class_plan(
-            columns,
-            "y",
-            (size - positives, positives),
-            seed,
-            allow_repeats=self.allow_repeats,
-            weights="never" if self.prevalence == "batch" else "if they differ",
-            tells="nothing" if self.prevalence == "batch" else "if needed",
-        )
-
-    def _positives(self, size: int) -> int:
-        """Return the number of positives among ``size`` rows."""
-        count = round(self.positive_fraction * size)
-        if not 1 <= count <= size - 1:
+        positives = round(self.positive_fraction * size)
+        if not 1 <= positives <= size - 1:
             raise ConfigError(
-                f"positive_fraction={self.positive_fraction!r} of batch_size={size} is {count} positives and "
-                f"{size - count} negatives; both must be >= 1. Raise batch_size or move positive_fraction to 0.5."
+                f"positive_fraction={self.positive_fraction!r} of batch_size={size} is {positives} positives and "
+                f"{size - positives} negatives; both must be >= 1. Raise batch_size or move positive_fraction to 0.5."
             )
-        return count
+        rows, as_drawn = (size - positives, positives), self.prevalence == "batch"
+        weights: Weighting = "never" if as_drawn else "if they differ"
+        tells: Telling = "nothing" if as_drawn else "if needed"
+        return _two_class_plan(columns, "y", rows, seed, self.allow_repeats, weights, tells)
 
 
 @dataclass(frozen=True)
@@ -958,57 +950,36 @@ class CellSampling(Sampling):
     columns: tuple[str, ...] = ("y", "group")
 
     def __post_init__(self) -> None:
-        _require_counts(self, "batch_size")
+        super().__post_init__()
         if not list_of("CellSampling.columns", self.columns):
             raise ConfigError("CellSampling.columns must name at least one column, got none. Name one, such as y.")
-
-    def in_parts(self, parts: int) -> tuple["CellSampling", int]:
-        return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
     @property
     def drawn_by(self) -> Sequence[str]:
         return self.columns
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches with ``batch_size`` rows for each process."""
-        names = [name for name in self.columns if name in columns] or list(self.columns[:1])
-        values = [_required_column(columns, name, "cells") for name in names]
-        for name, column in zip(names, values, strict=True):
-            if column.ndim != 1:
-                raise ConfigError(
-                    f"CellSampling.columns names {name!r}, of which a sample has several values (its shape is "
-                    f"{tuple(column.shape)}), so that it is of no one combination. Name other columns, or draw single "
-                    "labels with LabelSampling."
-                )
-        number, cells = torch.unique(torch.stack(values), dim=1, return_inverse=True)
-        count = number.shape[1]
-        rows_per_cell = max(1, self.batch_size // count) * world_size
-        return BatchPlan(
-            cells,
-            None,
-            rows_per_cell,
-            num_batches=max(1, len(cells) // (count * rows_per_cell)),
-            seed=seed,
-            weights="if they differ",
-            tells="strata",
-        )
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        names = [name for name in self.columns if name in columns] or self.columns[:1]
+        values = torch.stack([_column(columns, name, "cells") for name in names])
+        combinations, cells = torch.unique(values, dim=1, return_inverse=True)
+        count = combinations.shape[1]
+        rows = max(1, self.batch_size // count) * world_size
+        number = max(1, len(cells) // (count * rows))
+        return BatchPlan(cells, rows, num_batches=number, seed=seed, weights="if they differ")
 
 
 @dataclass(frozen=True)
 class EventSampling(Sampling):
     """Every batch holds fixed numbers of samples with an event and of censored samples, for survival times.
 
-    Rows are weighted, and batches have the strata (censored, event) as a column, so that sums over a risk set can be
-    estimated from the samples of a batch.  An epoch of n rows has n // B batches of B rows.
+    Rows are weighted, and batches have the strata (censored 0, event 1) as a column, so that sums over a risk set can
+    be estimated from the samples of a batch.  An epoch of n rows has n // B batches of B rows.
 
     Args:
-        events_per_batch: number of rows with an event in a training batch of one process.
-        censored_per_batch: number of censored rows in it.
+        events_per_batch: number of rows with an event in a training batch of one process, >= 2.
+        censored_per_batch: number of censored rows in it, >= 2.
         allow_repeats: whether a row may occur twice in a batch if there are fewer rows of a kind than a batch needs.
         column: column of the events, 1 for an event and 0 for a censored sample.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     events_per_batch: int = 32
@@ -1019,59 +990,40 @@ class EventSampling(Sampling):
     def __post_init__(self) -> None:
         at_least("events_per_batch", self.events_per_batch, 2)
         at_least("censored_per_batch", self.censored_per_batch, 2)
+        super().__post_init__()
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches with these numbers of rows for each process; censored samples are stratum 0."""
-        rows_per_class = self.censored_per_batch * world_size, self.events_per_batch * world_size
-        return _two_class_plan(
-            columns,
-            self.column,
-            rows_per_class,
-            seed,
-            allow_repeats=self.allow_repeats,
-            weights="if they differ",
-            tells="strata",
-        )
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        rows = self.censored_per_batch * world_size, self.events_per_batch * world_size
+        return _two_class_plan(columns, self.column, rows, seed, self.allow_repeats, "if they differ", "strata")
 
 
 def _two_class_plan(
     columns: Mapping[str, Tensor],
-    column: str,
-    rows_per_class: tuple[int, int],
+    name: str,
+    rows: tuple[int, int],
     seed: int,
-    *,
     allow_repeats: bool,
     weights: Weighting,
     tells: Telling,
 ) -> BatchPlan:
     """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has about n rows."""
-    labels, size = _required_column(columns, column, "classes"), sum(rows_per_class)
-    if labels.ndim != 1 or not bool(((labels == 0) | (labels == 1)).all()):
+    labels, size = _column(columns, name, "classes"), sum(rows)
+    number = _enough_rows(len(labels), size) // size
+    if (values := torch.unique(labels).tolist()) != [0, 1]:
         raise DataError(
-            f"Batches with so many rows of two classes need one label per row, 0 or 1, but the column {column!r} has "
-            f"shape {tuple(labels.shape)} and {listed_in_order(sorted(set(labels.flatten().tolist())))}. Use "
-            "LabelSampling for several labels, else uniform or grouped batches."
+            f"Batches that hold rows of both classes need a column {name!r} with the numbers 0 and 1, but its "
+            f"{len(labels)} rows hold {listed_in_order(values)}. Check the column, or draw with UniformSampling."
         )
-    num_batches = _enough_rows(len(labels), size) // size
-    for label in (1, 0):
-        rows = int((labels == label).sum())
-        if rows == 0:
-            raise DataError(
-                f"The column {column!r} must hold both 0 and 1, but none of its {len(labels)} rows is {label}. Use "
-                "UniformSampling, or check the column."
-            )
-        if rows < rows_per_class[label] and not allow_repeats:
-            raise DataError(
-                f"A batch of {size} asks for {rows_per_class[label]} rows of class {label}, which has {rows}. "
-                "Lower batch_size, change positive_fraction, or set allow_repeats=True."
-            )
+    way_out = "Lower batch_size, change positive_fraction, or set allow_repeats=True."
+    if not allow_repeats:
+        _require_rows(torch.bincount(labels), torch.tensor(rows), lambda s: f"with {name}={s}", way_out)
     return BatchPlan(
-        (labels == 1).long(),
-        torch.tensor([[1, 0]]),  # positives are drawn first
-        torch.tensor(rows_per_class),
-        num_batches=num_batches,
+        torch.zeros_like(labels),
+        rows,
+        positive=labels == 1,
+        positives_first=True,
+        num_batches=number,
         seed=seed,
-        positive=torch.tensor([False, True]),
         weights=weights,
         tells=tells,
     )
@@ -1084,7 +1036,7 @@ class GroupSampling(Sampling):
     The groups of a batch are drawn uniformly and without replacement; their samples are ordered in slots, one sample of
     every group after the other.  If the number of samples per group is even, the two contiguous halves of a batch are
     therefore two draws of the same groups.  They are independent if samples are drawn with replacement; without, means
-    over them have a covariance of O(1 / N_g) for a group of N_g rows.
+    over them have a covariance of O(1 / N_g) for a group of N_g rows.  An epoch has about n samples.
 
     Args:
         groups_per_batch: number of groups in a training batch (B1), the same groups on all processes; None for all,
@@ -1092,14 +1044,10 @@ class GroupSampling(Sampling):
         samples_per_group: number of samples of each of these groups in a training batch of one process (B2).
         replacement: whether the samples of a group are drawn with replacement; otherwise they are drawn in random
             order, which is shuffled anew when exhausted, and no sample occurs twice in a batch.
-        num_batches: number of batches in an epoch; None for about n samples in an epoch.
         prevalence: "batch" gives batches no weights, since objectives over groups need none; means over batches then
             estimate those of a population with equally large groups.  "data" gives rows of a group of N_g of n rows the
             ``weight`` N_g G / n, where G is the number of groups; means over batches then estimate those of the data.
-        column: column of the groups.
-
-    Raises:
-        ConfigError: if a number is out of range.
+        column: column of the groups, whole numbers 0..G-1.
 
     Example:
         >>> group = torch.tensor([0, 1, 1, 0, 2, 2])
@@ -1111,34 +1059,33 @@ class GroupSampling(Sampling):
     groups_per_batch: int | Literal["auto"] | None = "auto"
     samples_per_group: int = 8
     replacement: bool = False
-    num_batches: int | None = None
     prevalence: Prevalence = "batch"
     column: str = "group"
 
     def __post_init__(self) -> None:
-        counted = [] if self.groups_per_batch == "auto" else ["groups_per_batch"]
-        _require_counts(self, "samples_per_group", or_none=[*counted, "num_batches"])
+        super().__post_init__()
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``groups_per_batch`` groups with ``samples_per_group`` rows each for each process."""
-        groups = _required_column(columns, self.column, "groups")
-        sizes, rows_per_group = _group_sizes(groups), self.samples_per_group * world_size
-        num_groups = self.chosen(len(sizes))
-        self._check(sizes, num_groups, rows_per_group)
-        weighted: Weighting = "always" if self.replacement else "if they differ"
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        groups, rows = _column(columns, self.column, "groups"), self.samples_per_group * world_size
+        sizes = _group_sizes(groups)
+        chosen = _at_most("groups_per_batch", self.chosen(len(sizes)), len(sizes), "groups")
+        if not self.replacement:
+            way_out = "Set replacement=True, lower samples_per_group, or raise min_size, which leaves out small groups."
+            _require_rows(sizes, torch.full_like(sizes, rows), lambda group: f"of group {group}", way_out)
+        weights: Weighting = "always" if self.replacement else "if they differ"
+        as_drawn = self.prevalence == "batch"
         return BatchPlan(
             groups,
-            None,
-            rows_per_group,
-            [(torch.arange(len(sizes)), num_groups)],
+            rows,
+            [(torch.arange(len(sizes)), chosen)],
             choose=at_random,
             ahead=False,
-            num_batches=self.num_batches or max(1, len(groups) // (num_groups * rows_per_group)),
+            num_batches=max(1, len(groups) // (chosen * rows)),
             seed=seed,
             replacement=self.replacement,
-            weights="never" if self.prevalence == "batch" else weighted,
-            tells="nothing" if self.prevalence == "batch" else "choice",
+            weights="never" if as_drawn else weights,
+            tells="nothing" if as_drawn else "choice",
         )
 
     def chosen(self, groups: int) -> int:
@@ -1146,17 +1093,6 @@ class GroupSampling(Sampling):
         if self.groups_per_batch == "auto":
             return min(groups, _FEW_GROUPS)
         return groups if self.groups_per_batch is None else self.groups_per_batch
-
-    def _check(self, sizes: Tensor, num_groups: int, rows_per_group: int) -> None:
-        if num_groups > len(sizes):
-            raise ConfigError(f"groups_per_batch={num_groups} exceeds the {len(sizes)} groups. Lower it.")
-        size, group = (int(part) for part in sizes.min(dim=0))
-        if size < rows_per_group and not self.replacement:
-            raise DataError(
-                f"A batch takes samples_per_group={rows_per_group} rows of a group (with several processes it counts "
-                f"those of all of them), but group {group} has {size}. Set replacement=True, lower samples_per_group, "
-                "or raise min_size so that small groups are left out."
-            )
 
 
 @dataclass(frozen=True)
@@ -1166,73 +1102,52 @@ class LabelSampling(Sampling):
     Training batches then have one label of every sample: ``task`` (B,) is its number, ``y`` (B,) its value.  Labels are
     drawn uniformly; the rows of both classes of each are drawn in random order, which is shuffled anew when exhausted,
     so that no row occurs twice in a batch.  Rows are weighted so that means over batches estimate means over all rows.
+    An epoch draws each positive once on average.  The stratum of a row is ``2 task + y``.
 
     Args:
         labels_per_batch: number of labels in a training batch, the same labels on all processes; None for all.
         positives_per_label: number of positives of each of these labels in a training batch of one process; mean
             average precision needs at least two over all processes.
         negatives_per_label: number of negatives of each of these labels in a training batch of one process.
-        num_batches: number of batches in an epoch; None for so many that each positive is drawn once on average.
         missing: value of ``y`` for labels that are not known, such as -1; None if all are known.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     labels_per_batch: int | None = 4
     positives_per_label: int = 4
     negatives_per_label: int = 12
-    num_batches: int | None = None
     missing: float | None = None
 
     def __post_init__(self) -> None:
-        _require_counts(self, "positives_per_label", "negatives_per_label", or_none=["labels_per_batch", "num_batches"])
+        super().__post_init__()
         no_label("missing", self.missing)
 
     def table(self, table: TensorTable) -> LabelTable:
         """Return a table with one row for every sample and label."""
         return LabelTable(table, self.missing)
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``labels_per_batch`` labels with equally many rows for each process.
-
-        The stratum of a row of a :class:`~fcco_lightning.data.table.LabelTable` is ``2 task + y``.
-        """
-        task, y = (_required_column(columns, name, "labels") for name in ("task", "y"))
-        _check_labels(task, y)
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        task, y = (_column(columns, name, "labels") for name in ("task", "y"))
+        if not bool(((y == 0) | (y == 1)).all()):
+            found = listed_in_order(torch.unique(y).tolist())
+            raise DataError(f"y must hold 0 and 1, got {found}. Set missing to the value of labels that are not known.")
         labels = int(task.max()) + 1
-        num_chosen = labels if self.labels_per_batch is None else self.labels_per_batch
-        strata = 2 * task + (y == 1)
-        sizes = torch.bincount(strata, minlength=2 * labels)
-        rows_per_stratum = (
-            torch.tensor([self.negatives_per_label, self.positives_per_label]).repeat(labels) * world_size
-        )
-        self._check_sizes(sizes, rows_per_stratum, num_chosen)
+        chosen = labels if self.labels_per_batch is None else self.labels_per_batch
+        _at_most("labels_per_batch", chosen, labels, "labels")
+        rows = self.negatives_per_label * world_size, self.positives_per_label * world_size
+        sizes = torch.bincount(2 * task + y, minlength=2 * labels)
+        way_out = "Lower positives_per_label or negatives_per_label, or leave out rare labels."
+        _require_rows(sizes, torch.tensor(rows).repeat(labels), lambda s: f"with y={s % 2} of label {s // 2}", way_out)
         return BatchPlan(
-            strata,
-            torch.arange(2 * labels).view(-1, 2),
-            rows_per_stratum,
-            [(torch.arange(labels), num_chosen)],
+            task,
+            rows,
+            [(torch.arange(labels), chosen)],
+            positive=y == 1,
             choose=at_random,
-            num_batches=self.num_batches or max(1, int(sizes[1::2].sum()) // (num_chosen * int(rows_per_stratum[1]))),
+            num_batches=max(1, int(sizes[1::2].sum()) // (chosen * rows[1])),
             seed=seed,
-            positive=torch.tensor([False, True]).repeat(labels),
             weights="if they differ",
             tells="nothing",
         )
-
-    def _check_sizes(self, sizes: Tensor, rows_per_stratum: Tensor, num_chosen: int) -> None:
-        if num_chosen > len(sizes) // 2:
-            raise ConfigError(f"labels_per_batch={num_chosen} exceeds the {len(sizes) // 2} labels. Lower it.")
-        short = (sizes < rows_per_stratum).nonzero().flatten().tolist()
-        if short:
-            label, value = divmod(short[0], 2)
-            name = ("negatives_per_label", "positives_per_label")[value]
-            raise DataError(
-                f"A batch takes {name}={int(rows_per_stratum[value])} rows of a label (with several processes it "
-                f"counts those of all of them), but label {label} has {int(sizes[short[0]])}. Lower {name}, or leave "
-                f"out labels that are too rare ({len(short)} classes are too small)."
-            )
 
 
 @dataclass(frozen=True)
@@ -1240,8 +1155,9 @@ class QuerySampling(Sampling):
     """Every batch holds a few queries with the same number of relevant and irrelevant items of each.
 
     Queries are the values of the column ``query``, and items with ``y`` > 0 are relevant.  Queries are drawn in random
-    order.  If a query has fewer items of a kind than a batch needs, the batch holds all of them, some more than once;
-    if it has none, items of the other kind take their places, so that all batches have the same size.
+    order; an epoch draws each about once.  If a query has fewer items of a kind than a batch needs, the batch holds all
+    of them, some more than once; if it has none, items of the other kind take their places, so that all batches have
+    the same size.
 
     Rows are weighted so that means over batches estimate means over all rows, and batches have the strata (relevant and
     irrelevant items of every query) as a column, from which sums over the items of a query can be estimated.
@@ -1250,68 +1166,34 @@ class QuerySampling(Sampling):
         queries_per_batch: number of queries in a training batch, the same queries on all processes.
         positives_per_query: number of relevant items of each of these queries in a training batch of one process.
         negatives_per_query: number of irrelevant items of each of these queries in a training batch of one process.
-        num_batches: number of batches in an epoch; None for so many that every query is drawn about once.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     queries_per_batch: int = 8
     positives_per_query: int = 4
     negatives_per_query: int = 12
-    num_batches: int | None = None
 
-    def __post_init__(self) -> None:
-        counts = "queries_per_batch", "positives_per_query", "negatives_per_query"
-        _require_counts(self, *counts, or_none=["num_batches"])
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``queries_per_batch`` queries with these numbers of items for each process.
-
-        Raises:
-            ConfigError: if a column is absent, or there are fewer queries.
-            DataError: if a column has invalid values, or if only one item of a kind is drawn from queries that have
-                several: no batch would then hold two of them, so that they could not be compared.
-        """
-        queries = _required_column(columns, "query", "queries")
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        names, query = torch.unique(_column(columns, "query", "queries"), return_inverse=True)
         if "y" not in columns:
             raise ConfigError(f"Batches of queries need the grades `y`, the training table has {sorted(columns)}.")
-        relevant = columns["y"] > 0
-        _require_keyed(queries, relevant, "queries", "relevant")
-        query = torch.unique(queries, return_inverse=True)[1]
-        num_queries = int(query.max()) + 1
-        if self.queries_per_batch > num_queries:
-            raise ConfigError(
-                f"queries_per_batch={self.queries_per_batch} exceeds the {num_queries} queries. Lower it."
-            )
-        # 2 q + 1 stands for the relevant items of query q; only numbers that occur become strata
-        present, strata = torch.unique(2 * query + relevant.long(), return_inverse=True)
-        query_of_stratum, positive = present // 2, present % 2 == 1
-        is_single = torch.bincount(query_of_stratum)[query_of_stratum] == 1
-        rows_per_kind = torch.tensor([self.negatives_per_query, self.positives_per_query]) * world_size
-        rows_per_stratum = torch.where(is_single, rows_per_kind.sum(), rows_per_kind[positive.long()])
-        self._refuse_single_draws(rows_per_stratum, torch.bincount(strata), positive)
-        units = torch.full((num_queries, 2), -1)
-        units[query_of_stratum, (positive & ~is_single).long()] = torch.arange(len(present))
-        return BatchPlan(
-            strata,
-            units,
-            rows_per_stratum,
-            [(torch.arange(num_queries), self.queries_per_batch)],
+        chosen = _at_most("queries_per_batch", self.queries_per_batch, len(names), "queries")
+        rows = self.negatives_per_query * world_size, self.positives_per_query * world_size
+        plan = BatchPlan(
+            query,
+            rows,
+            [(torch.arange(len(names)), chosen)],
+            positive=columns["y"] > 0,
             choose=cycle,
-            num_batches=self.num_batches or -(-num_queries // self.queries_per_batch),
+            num_batches=-(-len(names) // chosen),
             seed=seed,
-            positive=positive | is_single,
         )
-
-    def _refuse_single_draws(self, rows_per_stratum: Tensor, sizes: Tensor, positive: Tensor) -> None:
-        for kind, name in ((positive, "positives_per_query"), (~positive, "negatives_per_query")):
-            several = kind & (rows_per_stratum == 1) & (sizes > 1)
-            if bool(several.any()):
-                raise DataError(
-                    f"{name}=1, but {int(several.sum())} queries have several such items: no batch would hold two of "
-                    "them, so that nothing could be said of how they compare. Use 2 or more."
-                )
+        if single := int(((plan.drawn == 1) & (plan.sizes > 1)).sum()):
+            raise DataError(
+                f"positives_per_query={rows[1]} and negatives_per_query={rows[0]} on all processes together draw one "
+                f"item of a kind, of which {single} queries have several: a batch never holds two of these, which "
+                "objectives compare. Use 2 or more."
+            )
+        return plan
 
 
 @dataclass(frozen=True)
@@ -1320,7 +1202,8 @@ class BagSampling(Sampling):
 
     Bags are the values of the column ``bag``; a bag is positive if one of its instances has ``y`` = 1.  The bags of
     each class are drawn in random order, which is shuffled anew when exhausted, and so are the instances of a bag.  If
-    it has fewer instances than a batch needs, the batch holds all of them, some more than once.
+    it has fewer instances than a batch needs, the batch holds all of them, some more than once.  An epoch draws every
+    bag at least once.
 
     Rows are weighted so that means over batches estimate means over all rows; batches have the strata (the bags) as a
     column.
@@ -1329,62 +1212,55 @@ class BagSampling(Sampling):
         positive_bags: number of positive bags in a training batch, the same bags on all processes.
         negative_bags: number of negative bags in a training batch, the same bags on all processes.
         instances_per_bag: number of instances of each of these bags in a training batch of one process.
-        num_batches: number of batches in an epoch; None for so many that every bag is drawn at least once.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     positive_bags: int = 8
     negative_bags: int = 8
     instances_per_bag: int = 4
-    num_batches: int | None = None
 
-    def __post_init__(self) -> None:
-        _require_counts(self, "positive_bags", "negative_bags", "instances_per_bag", or_none=["num_batches"])
+    def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
+        names, bag = torch.unique(_column(columns, "bag", "bags"), return_inverse=True)
+        labels = _column(columns, "y", "labels of bags")
+        positive = torch.bincount(bag[labels == 1], minlength=len(names)) > 0
+        choices = []
+        for kind, of_kind, count in (
+            ("positive", positive, self.positive_bags),
+            ("negative", ~positive, self.negative_bags),
+        ):
+            members = of_kind.nonzero().flatten()
+            what = f"{kind} bags among {len(names)} (by the columns `bag` and `y`)"
+            choices.append((members, _at_most(f"{kind}_bags", count, len(members), what)))
+        number = max(-(-len(members) // count) for members, count in choices)
+        rows = self.instances_per_bag * world_size
+        return BatchPlan(bag, rows, choices, choose=cycle, num_batches=number, seed=seed)
 
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of these bags, positive ones first, with ``instances_per_bag`` for each process."""
-        bags = _required_column(columns, "bag", "bags")
-        labels = _required_column(columns, "y", "labels of bags")
-        _require_keyed(bags, labels, "bags", "labels")
-        bag = torch.unique(bags, return_inverse=True)[1]
-        num_bags = int(bag.max()) + 1
-        positive = torch.bincount(bag[labels == 1], minlength=num_bags) > 0
-        choices = self._choices(positive)
-        return BatchPlan(
-            bag,
-            None,
-            self.instances_per_bag * world_size,
-            choices,
-            choose=cycle,
-            num_batches=self.num_batches or max(-(-len(members) // count) for members, count in choices),
-            seed=seed,
+
+# Checks of the columns by which rows are drawn
+
+
+def _column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
+    """Return the column ``name``, whole numbers of shape (n,) with n >= 1, by which rows are drawn."""
+    column = columns.get(name)
+    if column is None or column.is_floating_point():
+        what_to_do = "Name what defines them" if column is None else "Convert it, if its values are whole (.long())"
+        raise ConfigError(
+            f"These batches are drawn by {criterion}, but the training table has no whole numbers in a column {name!r} "
+            f"(its columns: {sorted(columns)}). {what_to_do}, or draw with UniformSampling."
         )
-
-    def _choices(self, positive: Tensor) -> list[tuple[Tensor, int]]:
-        """The positive and the negative bags, each with their number in a batch."""
-        kinds = (("positive", positive, self.positive_bags), ("negative", ~positive, self.negative_bags))
-        for kind, members, count in kinds:
-            if int(members.sum()) < count:
-                raise DataError(
-                    f"{kind}_bags={count} exceeds the {int(members.sum())} {kind} bags among {len(members)}. Lower "
-                    "it, or check the columns `bag` and `y`."
-                )
-        return [(members.nonzero().flatten(), count) for _, members, count in kinds]
+    if column.ndim != 1 or not len(column):
+        raise DataError(
+            f"These batches are drawn by {criterion}, one number of the column {name!r} for every row, but its shape "
+            f"is {tuple(column.shape)}. Name another column, or draw with LabelSampling if a sample has several labels."
+        )
+    return column
 
 
 def _group_sizes(groups: Tensor) -> Tensor:
     """Return the number of rows of every group 0..G-1, shape (G,)."""
-    if groups.ndim != 1 or groups.dtype != torch.int64 or len(groups) == 0:
+    if groups.dtype != torch.int64 or int(groups.min()) < 0:
         raise DataError(
-            f"groups must be an int64 tensor of shape (n,) with n >= 1, got {groups.dtype} of shape "
-            f"{tuple(groups.shape)}. Number them 0..G-1 with one number for every sample, and convert them by .long()."
-        )
-    if groups.min() < 0:
-        raise DataError(
-            f"groups must be numbers 0..G-1, but {int((groups < 0).sum())} rows are negative (first: row "
-            f"{int((groups < 0).int().argmax())}). Leave out rows of no group."
+            f"groups must be int64 numbers 0..G-1, got {groups.dtype}, of which {int((groups < 0).sum())} are negative "
+            f"(first: row {int((groups < 0).int().argmax())}). Convert them by .long(), and leave out rows of no group."
         )
     # With n rows one of the groups 0..n is empty, so clamping hides no gap; it bounds memory if a number is huge.
     sizes = torch.bincount(groups.clamp(max=len(groups)))
@@ -1397,114 +1273,18 @@ def _group_sizes(groups: Tensor) -> Tensor:
     return sizes
 
 
-def _check_labels(task: Tensor, y: Tensor) -> None:
-    if task.shape != y.shape or task.ndim != 1 or not len(task) or int(task.min()) < 0:
+def _at_most(name: str, number: int, available: int, what: str) -> int:
+    """Return ``number``, or raise :class:`ConfigError` if a batch cannot hold so many groups, labels, ..."""
+    if number > available:
+        raise ConfigError(f"{name}={number} exceeds the {available} {what}. Lower it.")
+    return number
+
+
+def _require_rows(sizes: Tensor, drawn: Tensor, which: Callable[[int], str], way_out: str) -> None:
+    """Raise :class:`DataError` if a stratum has fewer rows than a batch takes, shape (S,) each."""
+    if short := (sizes < drawn).nonzero().flatten().tolist():
+        first = short[0]
         raise DataError(
-            f"task and y must be of one shape (N,) with N >= 1 and task must hold the numbers 0..T-1, got "
-            f"{tuple(task.shape)} {task.dtype} and {tuple(y.shape)}. Use LabelSampling with several label columns."
+            f"A batch of all processes together takes {int(drawn[first])} rows {which(first)}, but there are "
+            f"{int(sizes[first])}{f' (too few in {len(short)} cases)' if len(short) > 1 else ''}. {way_out}"
         )
-    if not bool(((y == 0) | (y == 1)).all()):
-        raise DataError(f"y must hold 0 and 1, got {sorted(set(y.tolist()))[:12]}. Leave out rows without a label.")
-
-
-def _require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> None:
-    """Raise :class:`DataError` unless ``keys`` and ``values`` have the same shape (n,) with n >= 1."""
-    if keys.dim() != 1 or values.shape != keys.shape or not len(keys):
-        raise DataError(
-            f"{name} must be whole numbers of shape (n,) with n >= 1 and {of_values} of the same shape, got "
-            f"{keys.dtype} of shape {tuple(keys.shape)} and shape {tuple(values.shape)}."
-        )
-
-
-@dataclass(frozen=True)
-class _Derived(Sampling):
-    """A sampling that is derived from another one, ``batches``, which must not be :class:`TwoDraws`."""
-
-    batches: Sampling
-    way_out: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.batches, TwoDraws):
-            raise ConfigError(f"{type(self).__name__} takes single draws as batches, got TwoDraws. {self.way_out}")
-
-    def in_parts(self, parts: int) -> tuple["_Derived", int]:
-        batches, size = self.batches.in_parts(parts)
-        return replace(self, batches=batches), size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the plan of ``batches``; a second draw is its :meth:`~BatchPlan.second_draw`."""
-        return self.batches.plan(columns, seed, world_size)
-
-    def table(self, table: TensorTable) -> TensorTable | LabelTable:
-        """Return the table from which ``batches`` are drawn."""
-        return self.batches.table(table)
-
-    @property
-    def drawn_by(self) -> Sequence[str]:
-        return self.batches.drawn_by
-
-
-@dataclass(frozen=True)
-class RepeatedSampling(_Derived):
-    """Every sample occurs several times in its batch, and each copy is perturbed independently.
-
-    Args:
-        batches: how the samples are drawn; its ``batch_size`` counts each sample once.
-        copies: number of copies of a sample in its batch, >= 2.
-
-    Raises:
-        ConfigError: if ``copies`` is out of range, or ``batches`` are not single draws.
-    """
-
-    copies: int = 4
-    way_out = "Put it inside TwoDraws."
-
-    def __post_init__(self) -> None:
-        at_least("copies", self.copies, 2)
-        super().__post_init__()
-
-    def in_parts(self, parts: int) -> tuple[_Derived, int]:
-        larger, size = super().in_parts(parts)
-        return larger, self.copies * size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the plan of ``batches`` with every batch repeated ``copies`` times."""
-        return super().plan(columns, seed, world_size).repeated(self.copies)
-
-
-@dataclass(frozen=True)
-class TwoDraws(_Derived):
-    """Every batch has two independent draws, for methods that update dual and primal variables by different samples.
-
-    The draws are the parts "target" and "dual" of a training batch.  Both have the same composition: equally many rows
-    of every class, and the same groups in the same order.
-
-    Args:
-        batches: how each of the two is drawn.
-
-    Raises:
-        ConfigError: if ``batches`` is itself a pair of draws.
-    """
-
-    way_out = "Leave one of the two out."
-
-    @property
-    def single(self) -> Sampling:
-        return self.batches
-
-
-def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
-    """Return ``sampling`` with ``num_batches`` batches in an epoch, as many as another part of the batches has.
-
-    Raises:
-        ConfigError: if the length of its epochs cannot be chosen, or was chosen differently.
-    """
-    if isinstance(sampling, _Derived):
-        return replace(sampling, batches=with_num_batches(sampling.batches, num_batches))
-    if not isinstance(sampling, UniformSampling | GroupSampling | QuerySampling | BagSampling):
-        raise ConfigError(f"{type(sampling).__name__} has epochs of a fixed length. Use GroupSampling here.")
-    if sampling.num_batches not in (None, num_batches):
-        raise ConfigError(
-            f"num_batches={sampling.num_batches} is not the {num_batches} of the target's batches. Leave it out."
-        )
-    return replace(sampling, num_batches=num_batches)

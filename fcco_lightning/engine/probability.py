@@ -142,124 +142,91 @@ def that_count(drawn: Drawn) -> Tensor | None:
     return None if weight is None or bool((weight > 0).all()) else weight > 0
 
 
-def presence(
-    rows: Sequence[Sequence[Tensor]],
-    drawn: Drawn,
-    names: Sequence[str],
-    share: float = 1.0,
-    counting: Tensor | None = None,
-) -> Tensor:
+def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
     """Probability that a batch measures each row, that is, holds a sample of each of its subsets; shape (n,), float64.
+
+    Only samples with a weight above 0 count, see :func:`that_count`.
 
     Args:
         rows: for every row its subsets, each a mask (n_samples,) of the training samples.
         drawn: the training samples and how batches are drawn.
         names: names of the rows, for messages.
         share: fraction of a batch on which the gradient is computed.
-        counting: the samples that count, see :func:`that_count`; None for all.
 
     Raises:
         DataError: if a subset has no sample.
     """
     if isinstance(rows, Partition):
-        return _presence_in_partition(rows, drawn, names, share, counting)
-    strata = drawn.plan.strata
-    kinds = 1 if strata is None else int(strata.max()) + 1
-
-    def absence(subset: Tensor) -> float:
-        subset = subset if counting is None else subset & counting
-        counts = subset.sum().view(1) if strata is None else torch.bincount(strata[subset], minlength=kinds)
-        return drawn.plan.absence(counts, share)
-
-    probability: list[float] = []
+        return _presence_in_partition(rows, drawn, names, share)
+    plan, counting = drawn.plan, that_count(drawn)
     row_probability: dict[int, float] = {}  # thresholds of a class have the same subsets
     subset_absence: dict[int, float] = {}  # some rows have one subset in common
+
+    def absence(subset: Tensor) -> float:
+        return plan.absence(plan.counts(subset if counting is None else subset & counting), share)
+
     for name, subsets in zip(names, rows, strict=True):
-        if id(subsets) not in row_probability:
-            for position, subset in enumerate(subsets):
-                if id(subset) in subset_absence:
-                    continue
+        if id(subsets) in row_probability:
+            continue
+        for position, subset in enumerate(subsets):
+            if id(subset) not in subset_absence:
                 if not bool(subset.any()):
                     raise DataError(_empty(name, position))
                 subset_absence[id(subset)] = absence(subset)
-            absent = sum(subset_absence[id(subset)] for subset in subsets)
-            for size in range(2, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
-                for missing in combinations(subsets, size):
-                    absent += (-1) ** (size + 1) * absence(torch.stack(missing).any(0))
-            row_probability[id(subsets)] = min(1.0, max(0.0, 1 - absent))
-        probability.append(row_probability[id(subsets)])
+        absent = sum(subset_absence[id(subset)] for subset in subsets)
+        for size in range(2, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
+            for missing in combinations(subsets, size):
+                absent += (-1) ** (size + 1) * absence(torch.stack(missing).any(0))
+        row_probability[id(subsets)] = min(1.0, max(0.0, 1 - absent))
+    return torch.tensor([row_probability[id(subsets)] for subsets in rows], dtype=torch.float64)
+
+
+def _presence_in_partition(rows: Partition, drawn: Drawn, names: Sequence[str], share: float) -> Tensor:
+    """The same in linear time: rows with the same numbers of samples in the strata share one computation.
+
+    A *cell* is a row and a stratum with samples in common.  Cells have the same *sign* if their kinds of stratum, their
+    numbers of samples, and the numbers of partners in the stratum agree.
+    """
+    plan, counting, num_strata = drawn.plan, that_count(drawn), drawn.plan.num_strata
+    mine = (rows.of >= 0) & (rows.of < len(rows))
+    unfilled = torch.bincount(rows.of[mine], minlength=len(rows)) == 0
+    without = torch.tensor([*(not bool(mask.any()) for mask in rows.partners), False])[rows.partner_of]
+    for position, lacking in enumerate((unfilled, without)):
+        if bool(lacking.any()):
+            raise DataError(_empty(names[int(lacking.int().argmax())], position))
+    mine = mine if counting is None else mine & counting
+    partners = [plan.counts(mask if counting is None else mask & counting) for mask in rows.partners]
+    alone = [plan.absence(counts, share) for counts in partners]
+    # the cells, ordered by row and sign
+    cell, count = torch.unique(rows.of[mine] * num_strata + _strata(drawn, rows.of)[mine], return_counts=True)
+    row, stratum = cell // num_strata, cell % num_strata
+    beside = torch.stack([*partners, torch.zeros(num_strata, dtype=torch.int64)])[rows.partner_of[row], stratum]
+    sign = torch.zeros_like(cell)
+    for column in (plan.stratum_kinds[stratum], count, beside):
+        sign = torch.unique(sign * (int(column.max()) + 1) + column, return_inverse=True)[1] if len(sign) else sign
+    order = (row * (int(sign.max()) + 1) + sign).argsort() if len(sign) else row
+    stratum, count, signs = stratum[order], count[order], sign[order].tolist()
+    ends = torch.bincount(row, minlength=len(rows)).cumsum(0).tolist()
+    known: dict[tuple[int, ...], float] = {}
+    probability, first = list[float](), 0
+    for partner, end in zip(rows.partner_of.tolist(), ends, strict=True):
+        key = (partner, *signs[first:end])
+        if key not in known:
+            own = torch.zeros(num_strata, dtype=torch.int64)
+            own[stratum[first:end]] = count[first:end]
+            absent = plan.absence(own, share)
+            if partner >= 0:
+                absent += alone[partner] - plan.absence(own + partners[partner], share)
+            known[key] = min(1.0, max(0.0, 1 - absent))
+        probability.append(known[key])
+        first = end
     return torch.tensor(probability, dtype=torch.float64)
 
 
-def _presence_in_partition(
-    rows: Partition, drawn: Drawn, names: Sequence[str], share: float, counting: Tensor | None
-) -> Tensor:
-    """The same in linear time: rows with the same numbers of samples in the strata share one computation."""
-    filled, probability = torch.zeros(len(rows), dtype=torch.bool), torch.zeros(len(rows), dtype=torch.float64)
-    filled[rows.of[(rows.of >= 0) & (rows.of < len(rows))]] = True
-    if not bool(filled.all()):
-        raise DataError(_empty(names[int((~filled).nonzero()[0])], 0))
-    without = [not bool(mask.any()) for mask in rows.partners]
-    if counting is not None:
-        partners = [mask & counting for mask in rows.partners]
-        rows = Partition(torch.where(counting, rows.of, -1), len(rows), partners, rows.partner_of)
-    cells = _cells(rows, drawn)
-    alone = [drawn.plan.absence(counts, share) for counts in cells.partners]
-    known: dict[tuple[int, ...], float] = {}
-    ends = torch.bincount(cells.row, minlength=len(rows)).cumsum(0).tolist()
-    signs, first = cells.sign.tolist(), 0
-    for row, (partner, end) in enumerate(zip(rows.partner_of.tolist(), ends, strict=True)):
-        key = (partner, *signs[first:end])
-        if key not in known:
-            row_counts = torch.zeros(cells.num_strata, dtype=torch.int64)
-            row_counts[cells.stratum[first:end]] = cells.count[first:end]
-            absent = drawn.plan.absence(row_counts, share)
-            if partner >= 0:
-                if without[partner]:
-                    raise DataError(_empty(names[row], 1))
-                absent += alone[partner] - drawn.plan.absence(row_counts + cells.partners[partner], share)
-            known[key] = min(1.0, max(0.0, 1 - absent))
-        probability[row], first = known[key], end
-    return probability
-
-
-class _Cells(NamedTuple):
-    """The rows of a partition by strata: one cell for every row and stratum with common samples.
-
-    Attributes:
-        row: row of every cell, in increasing order, shape (c,), int64.
-        stratum: stratum of every cell, shape (c,).
-        count: number of common samples, shape (c,).
-        sign: a number that is equal for cells with the same kind of stratum, count and partners in the stratum, shape
-            (c,); in increasing order within a row.
-        partners: for each set of partners its number of samples in every stratum, shape (S,).
-        num_strata: S.
-    """
-
-    row: Tensor
-    stratum: Tensor
-    count: Tensor  # type: ignore[assignment]  # the field hides tuple.count
-    sign: Tensor
-    partners: list[Tensor]
-    num_strata: int
-
-
-def _cells(rows: Partition, drawn: Drawn) -> _Cells:
+def _strata(drawn: Drawn, samples: Tensor) -> Tensor:
+    """Stratum of each of the training ``samples`` (n, ...), shape (n,)."""
     strata = drawn.plan.strata
-    strata = torch.zeros_like(rows.of) if strata is None else strata
-    known = drawn.plan.stratum_kinds
-    kinds = torch.arange(int(strata.max()) + 1) if known is None else known
-    size = len(kinds)
-    partners = [torch.bincount(strata[mask], minlength=size) for mask in rows.partners]
-    mine = (rows.of >= 0) & (rows.of < len(rows))
-    cell, count = torch.unique(rows.of[mine] * size + strata[mine], return_counts=True)
-    row, stratum = cell // size, cell % size
-    beside = torch.stack([*partners, torch.zeros(size, dtype=torch.int64)])[rows.partner_of[row], stratum]
-    sign = torch.zeros_like(cell)
-    for column in (kinds[stratum], count, beside):
-        sign = torch.unique(sign * (int(column.max()) + 1) + column, return_inverse=True)[1]
-    order = (row * (int(sign.max()) + 1) + sign).argsort() if len(sign) else row
-    return _Cells(row[order], stratum[order], count[order], sign[order], partners, size)
+    return torch.zeros(len(samples), dtype=torch.int64) if strata is None else strata
 
 
 def _empty(name: str, position: int) -> str:
@@ -276,11 +243,9 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
         kinds: masks of the training samples, shape (n_samples,), bool.
         drawn: the training samples and how batches are drawn.
     """
-    strata = drawn.plan.strata
-    strata = torch.zeros(len(kinds[0]), dtype=torch.int64) if strata is None else strata
-    counts = [torch.bincount(strata[kind], minlength=int(strata.max()) + 1) for kind in kinds]
-    most = [number for marked in counts if (number := drawn.plan.most(marked)) is not None]
-    return tuple(most) if len(most) == len(counts) else ()
+    most = [drawn.plan.most(drawn.plan.counts(kind)) for kind in kinds]
+    known = tuple(number for number in most if number is not None)
+    return known if len(known) == len(most) else ()
 
 
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
@@ -298,17 +263,14 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     Raises:
         DataError: if no batch holds both.
     """
-    strata = drawn.plan.strata
-    strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
-    size, counting = int(strata.max()) + 1, that_count(drawn)
-    partners = partners if counting is None else partners & counting
-    others, owner_strata = torch.bincount(strata[partners], minlength=size), strata[owners]
-    conditional = torch.zeros(size, dtype=torch.float64)
+    plan, counting, owner_strata = drawn.plan, that_count(drawn), _strata(drawn, owners)[owners]
+    others = plan.counts(partners if counting is None else partners & counting)
+    conditional = torch.zeros(plan.num_strata, dtype=torch.float64)
     for stratum in torch.unique(owner_strata).tolist():
-        one = torch.zeros(size, dtype=torch.int64)
+        one = torch.zeros_like(others)
         one[stratum] = 1
-        for epoch_share, plan in drawn.plan.by_size():
-            lonely, without, neither = (plan.absence(marked, share) for marked in (one, others, others + one))
+        for epoch_share, of_size in plan.by_size():
+            lonely, without, neither = (of_size.absence(marked, share) for marked in (one, others, others + one))
             both = 1 - lonely - without + neither
             conditional[stratum] += epoch_share * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
     least = float(conditional[owner_strata].min())
@@ -326,12 +288,13 @@ def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:
         drawn: the training samples and how batches are drawn.
         share: fraction of a batch on which the gradient is computed.
     """
-    strata = drawn.plan.strata
-    strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
-    one_each, number = torch.full_like(strata, -1), int(strata.max()) + 1  # the samples of a stratum are drawn alike
-    numbers = torch.arange(number)
-    one_each[torch.zeros_like(numbers).scatter_(0, strata, torch.arange(len(strata)))] = numbers
-    return of_rows(presence(Partition(one_each, number), drawn, [], share)[strata], owners)
+    plan, kinds = drawn.plan, drawn.plan.stratum_kinds
+    of_stratum = torch.empty(plan.num_strata, dtype=torch.float64)
+    for kind in torch.unique(kinds).tolist():
+        one = torch.zeros(plan.num_strata, dtype=torch.int64)
+        one[int((kinds == kind).int().argmax())] = 1
+        of_stratum[kinds == kind] = min(1.0, max(0.0, 1 - plan.absence(one, share)))
+    return of_rows(of_stratum[_strata(drawn, owners)], owners)
 
 
 def of_rows(values: Tensor, owners: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from fcco_lightning.engine.probability import (
     partner_presence,
     presence,
     require_company,
-    that_count,
     warn_of_rare_rows,
     within_strata,
 )
@@ -316,7 +315,7 @@ class Problem(nn.Module):
                     "of both kinds. It is unknown here, because batches may contain a sample twice, or an odd "
                     "number of samples of several groups, so that the two halves differ. Draw other numbers "
                     "(samples_per_group: even, allow_repeats: false), or set the algorithm's `jacobian` to "
-                    '"part" with batches: TwoDraws.'
+                    '"part" with two_draws of `batches`.'
                 )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, batch_share)
         owning = self._drawn_first(self.objective.part)
@@ -368,7 +367,7 @@ class Problem(nn.Module):
         if drawn is None or subsets is None:
             return 1.0
         name = type(self.objective).__name__
-        probability = presence([subsets], drawn, [name], counting=that_count(drawn))
+        probability = presence([subsets], drawn, [name])
         require_company(float(probability[0]), name)
         warn_of_rare_rows(probability, [name])
         return 1 / float(probability[0])
@@ -439,7 +438,7 @@ class Problem(nn.Module):
         ):
             return Inclusion()
         names = getattr(measurable, "names", None) or [f"{type(measurable).__name__} {i}" for i in range(num_rows)]
-        probability = presence(subsets, drawn, names, batch_share, that_count(drawn))
+        probability = presence(subsets, drawn, names, batch_share)
         if isinstance(measurable, Constraint):
             probability = self._by_strata(measurable, subsets, drawn, batch_share, probability)
         if isinstance(measurable, Objective):

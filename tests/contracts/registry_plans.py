@@ -106,8 +106,8 @@ PLANS = {
         [(p * 2 / 3, b) for p, b in equally_likely(combinations(range(5), 2))] + [(1 / 15, (i,)) for i in range(5)],
     ),
     "uniform, more than a pass": PlanCase(
-        lambda seed: UniformBatches(43, 8, seed, num_batches=9),
-        UniformBatches(5, 3, num_batches=4),
+        lambda seed: UniformBatches(43, 8, seed).with_num_batches(9),
+        UniformBatches(5, 3).with_num_batches(4),
         equally_likely(combinations(range(5), 3)),
     ),
     "shuffled by another loader": PlanCase(
@@ -216,7 +216,7 @@ PLANS = {
     ),
     "rows of a table, uniform": PlanCase(
         lambda seed: UniformBatches(10, 4, seed).of_rows(ROWS, 40),
-        UniformBatches(3, 2).of_rows(torch.tensor([4, 1, 2])),
+        UniformBatches(3, 2).of_rows(torch.tensor([4, 1, 2]), 5),
         equally_likely(combinations((4, 1, 2), 2)),
     ),
 }

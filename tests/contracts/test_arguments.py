@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 import fcco_lightning
-from fcco_lightning import Hinge, LogisticLoss, SoftRate, UniformSampling
+from fcco_lightning import Hinge, LogisticLoss, SoftRate
 from fcco_lightning.cli.catalogue import KINDS, members
 from fcco_lightning.errors import ConfigError
 
@@ -67,20 +67,23 @@ RANGES = {
         RankingEvaluation.most_labels SOXBoost.seed Splits.seed WeightAverage.start
     """,
     "be a whole number >= 1": """
-        ALEXR2.K BagSampling.instances_per_bag,negative_bags,num_batches,positive_bags
+        ALEXR2.K BagSampling.instances_per_bag,negative_bags,positive_bags
         BalancedSampling.batch_size BinaryEvaluation.num_thresholds BlockDistributions.block_size,hidden
         CVaRGroupDRO.num_groups CellSampling.batch_size ChiSquareGroupDRO.num_groups DRAGO.block_size
         DigitBags.size Encoding.pieces Execution.micro_batch,num_samples Garnet.branching,num_features
         GeometricRho.epochs GroupMaxForm.num_groups GroupObjective.num_groups
-        GroupSampling.groups_per_batch,num_batches,samples_per_group ICPPAC.K ImageSplits.limit
+        GroupSampling.groups_per_batch,samples_per_group ICPPAC.K ImageSplits.limit
         KLGroupDRO.num_groups LBFGS.memory LSVRG.block_size
-        LabelSampling.labels_per_batch,negatives_per_label,num_batches,positives_per_label
+        LabelSampling.labels_per_batch,negatives_per_label,positives_per_label
         LabelledImages.most_pixels LatentChoice.dim ManyClasses.dim MinibatchSGD.block_size
         MultiTaskGroupDRO.num_groups,num_tasks MultilevelSGD.block_size NDCG.top_k NeighbourEvaluation.k
         Pairs.limit,most_pixels
-        QuerySampling.negatives_per_query,num_batches,positives_per_query,queries_per_batch RecallAtK.k
+        QuerySampling.negatives_per_query,positives_per_query,queries_per_batch RecallAtK.k
         SOXBoost.first_stage SurvivalEvaluation.groups SyntheticDataModule.num_test,num_train
-        TabularMLP.out_features UniformSampling.batch_size,num_batches WorstGroupDRO.num_groups
+        TabularMLP.out_features UniformSampling.batch_size WorstGroupDRO.num_groups
+        BagSampling.copies,num_batches BalancedSampling.copies,num_batches CellSampling.copies,num_batches
+        EventSampling.copies,num_batches GroupSampling.copies,num_batches LabelSampling.copies,num_batches
+        QuerySampling.copies,num_batches UniformSampling.copies,num_batches
     """,
     "be a whole number >= 10": """
         DigitImages.num_test,num_train
@@ -91,7 +94,7 @@ RANGES = {
     "be a whole number >= 2": """
         Encoding.quantiles EqualStages.length EventSampling.censored_per_batch,events_per_batch
         Garnet.num_states GaussianGroups.dim GradedLists.items LatentChoice.num_latent ManyClasses.num_classes
-        PGSVRG.J,K QuantileScores.knots RepeatedSampling.copies SampledSoftmax.num_classes
+        PGSVRG.J,K QuantileScores.knots SampledSoftmax.num_classes
     """,
     "be a whole number >= 3": """
         BlockDistributions.num_distributions GradedLists.dim ProportionalHazards.dim
@@ -141,7 +144,6 @@ EXAMPLES = {  # what a part needs beside the number
     "RandomizedSmoothing": lambda: {"sigma": 0.1},
     "RatioDifference": lambda: {"phi": Hinge()},
     "RecallAtK": lambda: {"k": 3},
-    "RepeatedSampling": lambda: {"batches": UniformSampling(), "copies": 2},
     "SONEX": lambda: {"objective_gamma": 0.5},
     "TextTokens": lambda: {"vocabulary": 100},
     "TopShare": lambda: {"share": 0.1},

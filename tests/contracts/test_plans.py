@@ -5,7 +5,7 @@ from itertools import chain, combinations, islice, product
 import pytest
 import torch
 
-from fcco_lightning.data.batches import BatchPlan, UniformBatches
+from fcco_lightning.data.batches import BatchPlan, UniformBatches, UniformSampling
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -150,9 +150,13 @@ def test_batches_whose_rows_are_distinct_hold_none_twice(case):
         assert not (plan.distinct and any(map(has_twice, drawn)))
 
 
+def uniform(num_rows, batch_size, **options):
+    return UniformSampling(batch_size, **options).plan({"index": torch.arange(num_rows)})
+
+
 SMALL = {
     "uniform": [
-        (UniformBatches, (n, size), options)
+        (uniform, (n, size), options)
         for n, size in product(range(1, 6), repeat=2)
         if size <= n
         for options in [{"drop_last": False}, {"drop_last": True}, {"num_batches": 1}, {"num_batches": 2 * n + 1}]

@@ -35,8 +35,12 @@ def test_the_second_half_is_as_likely_to_lack_instances_as_is_said():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((BAGS, LABELS, 3, 3, 2), DataError, "positive_bags=3 exceeds the 2 positive bags among 8"),
-        ((BAGS.view(2, -1), LABELS, 1, 3, 2), DataError, "bags must be whole numbers"),
+        ((BAGS, LABELS, 3, 3, 2), ConfigError, "positive_bags=3 exceeds the 2 positive bags among 8"),
+        (
+            (BAGS.view(2, -1), LABELS, 1, 3, 2),
+            DataError,
+            "one number of the column 'bag' for every row",
+        ),
     ],
 )
 def test_bags_that_cannot_be_drawn(arguments, error, message):

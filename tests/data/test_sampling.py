@@ -1,5 +1,7 @@
 """Sampling options of data modules and configurations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,16 +23,14 @@ from fcco_lightning import (
     HingePenalty,
     LabelSampling,
     MeanAtMost,
-    RepeatedSampling,
     SoftRate,
     Splits,
     TabularDataModule,
     TensorDataModule,
-    TwoDraws,
     UniformSampling,
 )
 from fcco_lightning.algorithms.two_draws import dual_part
-from fcco_lightning.data.batches import Drawn, with_num_batches
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.data.datamodules.base import INPUTS
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.engine import Outputs
@@ -132,7 +132,7 @@ def test_groups_of_different_sizes_are_weighted_on_demand():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 def test_two_draws_are_two_parts(sampling):
-    module = make(TwoDraws(sampling), seed=2)
+    module = make(replace(sampling, two_draws=True), seed=2)
     assert list(module.sampling()) == ["target", "dual"]
     assert isinstance(module.train_dataloader(), CombinedLoader)
     found = batches_of(module)
@@ -155,8 +155,8 @@ def test_second_draws_of_several_parts_are_those_that_algorithms_look_for():
     module = TensorDataModule(
         {"train": columns, "test": columns},
         {"protected": columns},
-        batches=TwoDraws(UniformSampling(8)),
-        other_batches={"protected": TwoDraws(GroupSampling(2, 2, column="y"))},
+        batches=UniformSampling(8, two_draws=True),
+        other_batches={"protected": GroupSampling(2, 2, column="y", two_draws=True)},
     )
     module.setup()
     assert list(module.sampling()) == ["target", "dual", "protected", "dual_protected"]
@@ -202,16 +202,18 @@ def test_a_number_as_label_with_further_columns():
 
 def test_arguments_out_of_range():
     for make_one, name in [
-        (lambda: TwoDraws(TwoDraws(UniformSampling())), "TwoDraws takes single draws"),
+        (lambda: UniformSampling(copies=0), "copies must be a whole number >= 1"),
+        (lambda: UniformSampling(num_batches="auto"), "num_batches must be a whole number >= 1"),
+        (lambda: GroupSampling("all"), "groups_per_batch must be a whole number >= 1"),
         (lambda: BalancedSampling(prevalence="mine"), "prevalence"),
         (lambda: make(eval_batch_size=0), "eval_batch_size"),
-        (lambda: with_num_batches(BalancedSampling(), 3), "BalancedSampling has epochs of a fixed length"),
-        (lambda: with_num_batches(UniformSampling(num_batches=4), 3), "num_batches=4 is not the 3"),
+        (lambda: UniformSampling(num_batches=4).with_num_batches(3), "num_batches=4 is not the 3"),
     ]:
         with pytest.raises(ConfigError, match=name):
             make_one()
-    assert with_num_batches(TwoDraws(GroupSampling(num_batches=3)), 3) == TwoDraws(GroupSampling(num_batches=3))
-    assert with_num_batches(UniformSampling(4), 3) == UniformSampling(4, num_batches=3)
+    assert UniformSampling(4, two_draws=True).with_num_batches(3) == UniformSampling(4, two_draws=True, num_batches=3)
+    assert BalancedSampling(4).with_num_batches(3) == BalancedSampling(4, num_batches=3)
+    assert len(list(BalancedSampling(4, num_batches=9).plan({"y": torch.arange(12) % 2}).batches(0))) == 9
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_arguments_out_of_range():
     [
         (UniformSampling(8), UniformSampling(24), 8),
         (BalancedSampling(8, 0.25), BalancedSampling(24, 0.25), 8),
-        (RepeatedSampling(UniformSampling(8), 2), RepeatedSampling(UniformSampling(24), 2), 16),
-        (TwoDraws(BalancedSampling(8)), TwoDraws(BalancedSampling(24)), 8),
+        (UniformSampling(8, copies=2, num_batches=4), UniformSampling(24, copies=2, num_batches=2), 16),
+        (BalancedSampling(8, two_draws=True), BalancedSampling(24, two_draws=True), 8),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -230,7 +232,7 @@ def test_batches_of_several_parts_are_as_many_times_as_large(batches, larger, pa
 
 def test_single_labels_come_several_times_too():
     table = TensorTable({"x": torch.eye(8), "y": torch.tensor([[0, 1], [1, 0]] * 4)})
-    sampling = RepeatedSampling(LabelSampling(1, 1, 1), copies=2)
+    sampling = LabelSampling(1, 1, 1, copies=2)
     drawn_from = sampling.table(table)
     batch = next(sampling.plan(drawn_from.columns).batches(0)).tolist()
     assert (len(drawn_from), len(batch)) == (16, 4)
@@ -266,27 +268,15 @@ def test_cells_are_drawn_alike_and_weighted():
         CellSampling(16, columns=())
 
 
-@pytest.mark.parametrize("derived", [TwoDraws, lambda cells: RepeatedSampling(cells, 2)])
-def test_cells_of_columns_of_the_table_are_drawn_alike_in_batches_made_of_others(derived):
-    cells = CellSampling(16, columns=("y", "sex"))
-    alone, inside = make(cells).sampling()["target"], make(derived(cells)).sampling()["target"]
-    assert inside.plan.num_strata == alone.plan.num_strata > 2
-
-
-def test_repeated_batches_keep_pace_with_another_part():
-    repeated = RepeatedSampling(UniformSampling(4), 2)
-    assert with_num_batches(repeated, 3) == RepeatedSampling(UniformSampling(4, num_batches=3), 2)
-
-
 def test_samples_with_several_labels_are_of_no_cell():
     table = {"y": torch.zeros(8, 2, dtype=torch.int64), "index": torch.arange(8)}
-    with pytest.raises(ConfigError, match=r"names 'y', of which a sample has several values .*LabelSampling"):
+    with pytest.raises(DataError, match=r"column 'y' for every row, but its shape is \(8, 2\)\. .*LabelSampling"):
         CellSampling(4).plan(table)
 
 
 def test_columns_of_other_types_are_told_what_to_become():
     column = {"group": torch.arange(6) % 2, "event": torch.arange(6) % 2}
-    with pytest.raises(DataError, match=r"got torch\.int32 of shape \(6,\)\. Number them .*\.long\(\)"):
+    with pytest.raises(DataError, match=r"int64 numbers 0\.\.G-1, got torch\.int32.* Convert them by \.long\(\)"):
         GroupSampling(2, 2).plan({"group": column["group"].int()})
     with pytest.raises(ConfigError, match=r"Convert it, if its values are whole \(\.long\(\)\), or draw with"):
         EventSampling(2, 2).plan({"event": column["event"].float()})

@@ -100,7 +100,7 @@ def test_the_dual_part_stands_for_the_first_one():
     batch = {"target": BATCH["first"], "dual": BATCH["second"]}
     seen = dual_part(Outputs({"target": 1, "dual": 2}, batch, {"target": 3, "dual": 4}, None, {}))
     assert (seen.now, seen.columns, seen.before) == ({"target": 2}, {"target": BATCH["second"]}, {"target": 4})
-    with pytest.raises(ConfigError, match="Wrap the datamodule's `batches` in TwoDraws"):
+    with pytest.raises(ConfigError, match="Set two_draws of the datamodule's `batches`"):
         ALEXR2(jacobian="part").check(Outputs({"first": 1, "second": 2}, BATCH, None, None, {}))
 
 

@@ -159,15 +159,19 @@ def test_an_empty_subset_is_named():
 
 @pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 def test_rows_that_partition_the_samples_are_seen_as_often_as_among_all_batches(case):
-    """Row i has its samples, and needs a partner of one kind, of another, or none; sample 1 is in no row."""
-    plan = case.tiny
+    """Row i has its samples, and needs a partner of one kind, of another, or none; sample 1 is in no row.
+
+    Samples of weight 0 do not count.
+    """
+    plan, weights = case.tiny, case.tiny.weights()
+    counting = torch.ones(plan.num_rows) > 0 if weights is None else weights > 0
     of = torch.tensor([0, -1, 1, 0, 2, 1, 2, 3, 3, 0])[: plan.num_rows]
     number = int(of.max()) + 1
     partners, partner_of = [of < 0, of == 0], torch.tensor([0, 1, -1, 0])[:number]
     rows = Partition(of, number, partners, partner_of)
     found = presence(rows, Drawn({}, plan), list("abcd")[:number])
     for row, probability in enumerate(found.tolist()):
-        needed = [set(mask.nonzero().flatten().tolist()) for mask in rows[row]]
+        needed = [set((mask & counting).nonzero().flatten().tolist()) for mask in rows[row]]
         assert len(needed) == 1 + (int(partner_of[row]) >= 0)
         spoken = sum(p for p, batch in case.outcomes if all(set(batch) & subset for subset in needed))
         assert probability == pytest.approx(spoken, abs=1e-9)

@@ -48,7 +48,7 @@ PLANS = {  # of 20 batches; with that probability
         chance_of_both(lambda bags: comb(7 - len(bags), 2) / comb(7, 2)),
     ),
     "instances": (
-        lambda: UniformBatches(23, 4, num_batches=20),
+        lambda: UniformBatches(23, 4).with_num_batches(20),
         chance_of_both(lambda bags: comb(23 - SIZES[bags].sum(), 4) / comb(23, 4)),
     ),
 }

@@ -37,7 +37,6 @@ from fcco_lightning import (
     SoftRate,
     Splits,
     TabularMLP,
-    TwoDraws,
     UniformSampling,
     WeightAverage,
 )
@@ -100,7 +99,7 @@ class Composition:
         self.interval, self.precision = chance.choice(["step", "epoch"]), chance.choice(PRECISIONS)
         self.dropout, self.workers = chance.choice([0.0, 0.2]), chance.choice([0] * 9 + [1])
         self.validation, self.clip = chance.choice([0, 0, 1.0]), chance.choice([None, 1.0])
-        self.draws = TwoDraws if member.jacobian == "part" else (lambda batches: batches)
+        self.draws = member.jacobian == "part"
         self.callbacks, self.average = chance.choice(list(CALLBACKS)), chance.choice(AVERAGES)
         self.stops = sorted(chance.sample(range(1, EPOCHS * BATCHES), chance.randint(1, 4)))
         self.at_ends = [chance.random() < 0.4 for _ in self.stops]
@@ -125,7 +124,7 @@ class Composition:
             clipping=Clipping(self.clip),
             average=self.average(),
         )
-        data = make_data(**TABLES, batches=self.draws(UniformSampling(12)), num_workers=self.workers)
+        data = make_data(**TABLES, batches=UniformSampling(12, two_draws=self.draws), num_workers=self.workers)
         trainer = make_trainer(
             max_epochs=EPOCHS,
             precision=self.precision,

@@ -159,7 +159,7 @@ def test_accumulated_batches_are_one_batch(small, large, algorithm, make_module,
 def test_batches_that_cannot_be_accumulated_are_refused(make_module, make_trainer):
     frame = make_frame(60, 0)
     data = make_data(train=frame, batches=GroupSampling(None, 4))
-    with pytest.raises(ConfigError, match="GroupSampling draws no given number of samples, of which 2 parts"):
+    with pytest.raises(ConfigError, match="GroupSampling has no batch_size that could be made 2 times as large"):
         make_trainer(accumulate_grad_batches=2).fit(make_module(), data)
     data.setup()
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches=2 is not defined .* batches 2 times as large"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least, made_of
-from fcco_lightning.data.batches import BatchPlan, Drawn, Sampling, TwoDraws, UniformSampling
+from fcco_lightning.data.batches import BatchPlan, Drawn, Sampling, UniformSampling
 from fcco_lightning.data.columns import (
     condition_on,
     listed,
@@ -391,7 +391,7 @@ class SplitDataModule(LightningDataModule):
         if sample_weight is not None:
             plan = plan.of_weighted_samples(sample_weight)
         second = {dual_of(part): (name, plan.second_draw())}
-        return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
+        return {part: (name, plan)} | (second if sampling.two_draws else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fingerprint of the training split, and the requested groups of columns, as plain values."""

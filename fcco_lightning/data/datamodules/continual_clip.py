@@ -15,7 +15,6 @@ from fcco_lightning.data.batches import (
     GroupSampling,
     Sampling,
     UniformSampling,
-    with_num_batches,
 )
 from fcco_lightning.data.columns import ROW, listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
@@ -376,8 +375,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _grouped(self) -> GroupSampling | None:
         """Return ``task_batches`` if it samples by group, otherwise None."""
-        batches = self.task_batches.single
-        return batches if isinstance(batches, GroupSampling) else None
+        return self.task_batches if isinstance(self.task_batches, GroupSampling) else None
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         plan = self.batches.plan(self._table(_PAIRS).columns, self.seed, world_size)
@@ -395,7 +393,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         tasks = columns["task"][rows]
         self._check_sizes(torch.bincount(tasks), world_size)
         batch_columns = {"group": tasks, "y": columns["y"][rows], "index": torch.arange(len(rows))}
-        plan = with_num_batches(self.task_batches, num_batches).plan(batch_columns, self.seed, world_size)
+        plan = self.task_batches.with_num_batches(num_batches).plan(batch_columns, self.seed, world_size)
         return plan.of_rows(rows, len(columns["task"]))
 
     def _check_sizes(self, counts: Tensor, world_size: int) -> None:

@@ -7,7 +7,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[
 from torch.utils.data import Subset
 
 from fcco_lightning.checks import made_of
-from fcco_lightning.data.batches import RepeatedSampling
 from fcco_lightning.data.columns import ROW
 from fcco_lightning.data.datamodules.labelled import LabelledImages
 from fcco_lightning.data.datamodules.samples import StoredDataModule
@@ -67,9 +66,9 @@ class GroupedImageDataModule(StoredDataModule):
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
                 "of every group."
             )
-        if isinstance(self.batches.single, RepeatedSampling) and transform.augment is not False:
+        if self.batches.copies > 1 and transform.augment is not False:
             raise ConfigError(
-                "RepeatedSampling with transform.augment: augmentation depends on (seed, epoch, index), so all copies "
+                "batches.copies with transform.augment: augmentation depends on (seed, epoch, index), so all copies "
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
             )
         self.transform, self.noise = transform, noise

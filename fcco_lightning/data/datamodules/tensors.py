@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.batches import BatchPlan, Sampling, UniformSampling, with_num_batches
+from fcco_lightning.data.batches import BatchPlan, Sampling, UniformSampling
 from fcco_lightning.data.datamodules.base import INPUTS, SplitDataModule
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.table import TensorTable
@@ -83,7 +83,7 @@ class TensorDataModule(SplitDataModule):
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         plans = super()._plans(world_size)
         for number, (name, sampling) in enumerate(self.other_batches.items(), 1):
-            paced = with_num_batches(sampling, plans["target"][1].num_batches)
+            paced = sampling.with_num_batches(plans["target"][1].num_batches)
             # another seed, so that the draws of two parts are independent
             other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
             plans |= self._plans_of(name, name, paced, other)

@@ -17,7 +17,7 @@ class RobustLogistic(Objective):
     ``g_i(w) = -b_i E_A[s_w(A(x_i))]`` has one row per training sample, and the outer function is ``log(1 + exp(u))``,
     which is convex, so that algorithms with dual steps apply, too.
 
-    A batch holds several independently perturbed copies of every sample: ``batches: RepeatedSampling`` with a network
+    A batch holds several independently perturbed copies of every sample: ``copies`` of the ``batches`` with a network
     (:class:`~fcco_lightning.models.GaussianPerturbation`) or a data set that perturbs inputs.  The mean over the
     copies, also of a single one, is an unbiased estimate of g_i.  Averaging the *losses* over the copies would be data
     augmentation, whose loss is larger by Jensen's inequality.
