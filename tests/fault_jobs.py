@@ -34,7 +34,8 @@ def processes():
 
 def store(states, checkpoint, path, group):
     """Write a checkpoint whose header has only the entries that a test needs."""
-    header = {"version": CHECKPOINT_VERSION, "world_size": group.size, "algorithm": "SONEX", "num_samples": SAMPLES}
+    header = {"version": CHECKPOINT_VERSION, "world_size": group.size, "num_samples": SAMPLES}
+    header["engine"] = {"algorithm": {"name": "SONEX"}}
     header |= {"skipped_batches": 0, "optimizer": {"class": "HeavyBall"}} | checkpoint["fcco"]
     checkpoint = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 0, **checkpoint, "fcco": header}
     checkpoint["state_dict"] |= {f"{name}.rows": state.rows for name, state in states.items()}

@@ -97,7 +97,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     header, weights = checkpoint.content["fcco"], checkpoint.weights.values()
     return {
         "checkpoint": str(path),
-        "algorithm": header["algorithm"],
+        "algorithm": header["engine"]["algorithm"]["name"],
         "version": header["version"],
         "world_size": header["world_size"],
         "epoch": checkpoint.content["epoch"],

@@ -215,7 +215,7 @@ class Engine:
         answer: the value of ``question`` in the last :meth:`commit`.
         averages: means of the estimates since :meth:`average_estimates`; None before it is called.
         params: the parameters that are trained.
-        divided: whether the weights are sharded over the processes (FSDP2).
+        sharded: whether the weights are sharded over the processes (FSDP2).
         batch: this process's part of the current batch, until the commit.
         outputs: the network's outputs for the current batch, of all processes; None until it is evaluated.
         arrivals: compares the first batches with the declared sampling.
@@ -532,7 +532,7 @@ class Engine:
         """This process's unscaled gradients with respect to leaves; a loss scaler acts on the backward pass only."""
         if not value.requires_grad:
             return [None] * len(leaves)
-        if self.divided:  # FSDP2 computes and averages gradients in a backward pass only
+        if self.sharded:  # FSDP2 computes and averages gradients in a backward pass only
             self.backend.backward(value, leaves)
             gradients_left = [leaf.grad for leaf in leaves]
             for leaf in leaves:
@@ -571,10 +571,10 @@ class Engine:
                 gradients.append(p.grad)
         questions = [] if question is None else [question]
         questions += [] if known is None else [known]
-        if self.divided:  # each process sees its part of the gradient
+        if self.sharded:  # each process sees its part of the gradient
             gradients = parts_of(gradients)
         usable, answers = look([*values, *gradients], questions)
-        if self.divided:
+        if self.sharded:
             usable = not self.processes.largest(not usable)
         self.answer = question is not None and answers[0]
         if not usable and (scaler is None or not all_finite(values)):
@@ -666,7 +666,7 @@ class Engine:
         """Set the parameters that are trained."""
         self.params = self.functions.params = list(params)
         self.network_alone = all(name.startswith("network.") for name in self.functions.trainable())
-        self.divided = is_gathered(self.functions.network)
+        self.sharded = is_gathered(self.functions.network)
 
     @property
     def alone(self) -> bool:

@@ -86,7 +86,7 @@ def require_whole(
             )
         return
     then, now = bool(stored.get("remembers")), remembers(problem)
-    if any(state.divided for state in problem.states):  # all processes agree: one may hold none of the rows
+    if any(state.partial for state in problem.states):  # all processes agree: one may hold none of the rows
         then, now = (bool(problem.processes.largest(some)) for some in (then, now))
     if then and not now:
         raise CheckpointError(

@@ -199,7 +199,7 @@ class CLIPModel(BatchNetwork):
     def _kept_classes(self, tokens: Tensor) -> Tensor:
         """The class embeddings without graph, which are computed again only if the text tower has changed.
 
-        If weights are divided over processes, they are computed every time: changes of gathered weights cannot be
+        If weights are sharded over processes, they are computed every time: changes of gathered weights cannot be
         detected, and all processes must take part in gathering them.
         """
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]

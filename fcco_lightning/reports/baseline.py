@@ -109,10 +109,10 @@ class Baseline(Callback):
                 f"{type(objective).__name__} with {module.algorithm.name} cannot be measured on one batch, so there is "
                 "no unconstrained model to compare with. Set --baseline.enabled to false."
             )
-        if module.backend.divided:
+        if module.backend.sharded:
             raise ConfigError(
                 "a model without constraints is a whole copy of the network, whose weights ModelParallelStrategy "
-                "divides. Set --baseline.enabled to false, or use --trainer.strategy ddp."
+                "shards. Set --baseline.enabled to false, or use --trainer.strategy ddp."
             )
         self.network, self._objective = copy_of(module.network), copy.deepcopy(objective)
         self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)

@@ -356,7 +356,7 @@ def unseen_rows(problem: Problem) -> list[str]:
     return [
         constraint.names[i]
         for constraint, term in zip(problem.constraints, terms, strict=True)
-        if term.state is not None and not term.state.divided
+        if term.state is not None and not term.state.partial
         for i in (~term.state.seen).nonzero().flatten().tolist()
     ]
 

@@ -107,7 +107,6 @@ _DECISIONS = {
 _HEADER = {
     "version": int,
     "world_size": int,
-    "algorithm": str,
     "num_samples": int,
     "skipped_batches": int,
     "optimizer": {"class": str, "typed?": [{str: object}]},
@@ -115,9 +114,8 @@ _HEADER = {
     "save_id?": str,
     "config?": _CONFIG,
     "classes?": [str],
-    "engine?": ENGINE,
+    "engine": ENGINE,
     "random?": _RANDOM,
-    "problem?": PROBLEM,
     "phase?": {"name": {"main", "pretraining"}, "epoch": int},
     "trained?": [str],
     "schedule?": Either({"class": str, "interval": str}, None),
@@ -214,7 +212,7 @@ _CONTENT = {
     "lr_schedulers?": [_SCHEDULE],
     "logged_results?": {str: Tensor},
 }
-_TO_CONTINUE = ("loops", "callbacks", "optimizer_states", "lr_schedulers"), ("engine", "random", "problem")
+_TO_CONTINUE = ("loops", "callbacks", "optimizer_states", "lr_schedulers"), ("random",)
 """Additional entries of a checkpoint, and of its entry ``fcco``, that are needed to continue training."""
 _VERSION = re.compile(r"[2-9]\d*(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[\w.]+)?")
 

@@ -44,7 +44,7 @@ class DualState(nn.Module):
         sink: whether :meth:`gather` and :meth:`scatter_` take n for "no row".
 
     Attributes:
-        divided: whether other processes hold rows that this one does not.
+        partial: whether other processes hold rows that this one does not.
 
     Example:
         >>> state = DualState(num_rows=3)
@@ -75,7 +75,7 @@ class DualState(nn.Module):
         one_of("layout", layout, get_args(Layout))
         self.processes, self.sink = processes or Processes(), sink
         self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
-        self.divided = self.sharded and self.processes.size > 1
+        self.partial = self.sharded and self.processes.size > 1
         process = (self.processes.rank, self.processes.size) if self.sharded else (0, 1)
         self.first, count = shard_of(num_rows, *process)
         self.register_buffer("held", torch.full((count + 1, width), float("nan"), dtype=dtype), persistent=False)
@@ -93,7 +93,7 @@ class DualState(nn.Module):
     def seen_share(self) -> float:
         """Fraction of the n rows that were ever written, in [0, 1]; all processes must call it.  O(n/P)."""
         count = self.seen.sum()
-        return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
+        return (self.processes.sum_(count) if self.partial else count).item() / self.num_rows
 
     def gather(self, index: Tensor | None) -> Tensor:
         """Rows of a step: as :meth:`read`, without checking values.
@@ -107,16 +107,16 @@ class DualState(nn.Module):
         Raises:
             IndexError: for an invalid index, if the rows are on the CPU and not sharded.
         """
-        if not self.divided and index is None:
+        if not self.partial and index is None:
             return self.held[:-1]
         index = torch.arange(self.num_rows, device=self.held.device) if index is None else index
-        if not self.divided and self.held.device.type == "cpu":
+        if not self.partial and self.held.device.type == "cpu":
             return (self.held if self.sink else self.rows).index_select(0, index)
         local, none = self._local(index), (index < 0) | (index >= self.num_rows + self.sink)
         # the owner contributes the bits of its rows and all others zeros: a sum of integers is exact
         bits = self.held.view(_BITS[self.held.dtype]).index_select(0, local)
         bits = bits.masked_fill((local == len(self.held) - 1).unsqueeze(1), 0)
-        bits = self.processes.sum_(bits) if self.divided else bits
+        bits = self.processes.sum_(bits) if self.partial else bits
         return bits.view(self.held.dtype).masked_fill(none.unsqueeze(1), torch.inf)
 
     def scatter_(self, index: Tensor | None, values: Tensor) -> None:
@@ -127,9 +127,9 @@ class DualState(nn.Module):
         local_rows, values = self.held, values.detach() if values.requires_grad else values
         if index is None:
             rows = local_rows[:-1]
-            rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)
+            rows.copy_(values[self.first : self.first + len(rows)] if self.partial else values)
         else:
-            local_rows.index_copy_(0, self._local(index) if self.divided else index, values.to(local_rows.dtype))
+            local_rows.index_copy_(0, self._local(index) if self.partial else index, values.to(local_rows.dtype))
 
     def read(self, index: Tensor) -> Tensor:
         """Rows ``index`` (b,), the same on all processes, shape (b, k), a copy; NaN in rows never written.

@@ -82,7 +82,7 @@ class LightningBackend(Backend):
     @property
     def averages(self) -> bool:  # type: ignore[override]
         """Whether the strategy averages all gradients, as DistributedDataParallel does; FSDP2 averages only some."""
-        return not self.divided
+        return not self.sharded
 
     @property
     def plain(self) -> bool:
@@ -92,7 +92,7 @@ class LightningBackend(Backend):
         return single_device and type(precision).backward is Precision.backward and self.scaler is None
 
     @property
-    def divided(self) -> bool:
+    def sharded(self) -> bool:
         """Whether each process holds only a part of the weights."""
         return isinstance(self.module.trainer.strategy, ShardedWeights)
 
@@ -140,7 +140,7 @@ class LightningBackend(Backend):
 
     def clip_gradients(self, optimizer: Optimizer) -> None:
         """Clip the gradients of an optimizer's parameters, if the present fit clips."""
-        if self.clipping.value and self.divided:
+        if self.clipping.value and self.sharded:
             params = (p for group in optimizer.param_groups for p in group["params"])
             clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
         elif self.clipping.value:

@@ -115,7 +115,7 @@ class EvaluatingModule(LightningModule):
     def _keep_pace(self, batch: Any, batch_idx: int, batches: Sequence[float], loader: int = 0) -> None:
         """After its last batch, a process repeats it until all processes have evaluated equally many batches.
 
-        Needed only if the weights are divided over the processes, since all must take part to gather them.
+        Needed only if the weights are sharded over the processes, since all must take part to gather them.
         """
         if batch_idx + 1 == batches[loader] and is_gathered(self.network):
             self._evaluate_again(self.network, columns_of(batch), batch_idx + 1)

@@ -68,7 +68,7 @@ from fcco_lightning.training.resuming.continuing import Continuation
 from fcco_lightning.training.resuming.progress import RESULTS, LoopProgress, epoch_is_whole
 from fcco_lightning.training.resuming.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
-from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
+from fcco_lightning.training.sharding import ShardedWeights, require_shardable, shard, take_strategy
 from fcco_lightning.training.together import Announce, begin_together, joined_by_failure
 from fcco_lightning.training.trainers import NothingBeforeTraining, OwnSettings, require_rows
 
@@ -190,7 +190,7 @@ class FCCOModule(EvaluatingModule):
 
     def _own_callbacks(self, trainer: Trainer) -> list[Callback]:
         nothing_before = NothingBeforeTraining(trainer)
-        require_divisible(trainer, self)
+        require_shardable(trainer, self)
         if trainer.state.fn == "fit" and self._compiler_ctx is not None:
             raise ConfigError(
                 "a module from torch.compile(module) would compile the whole training step, whose hand-made gradients "
@@ -245,15 +245,15 @@ class FCCOModule(EvaluatingModule):
             self._old_model.know()
 
     def configure_model(self) -> None:
-        """Divide the network's weights over the processes, where the strategy is ``ModelParallelStrategy``.
+        """Shard the network's weights over the processes, where the strategy is ``ModelParallelStrategy``.
 
-        See :func:`~fcco_lightning.training.sharding.divide`; a subclass may do so in its own way.
+        See :func:`~fcco_lightning.training.sharding.shard`; a subclass may do so in its own way.
         """
         strategy = None if self._trainer is None else self.trainer.strategy
         if isinstance(strategy, ShardedWeights):
             if strategy._layer_sync is not None:
                 self.network = strategy._layer_sync.apply(self.network)
-            divide(self.network, strategy.device_mesh["data_parallel"], self.processes)
+            shard(self.network, strategy.device_mesh["data_parallel"], self.processes)
 
     def _main_phase(self) -> Phase:
         return Phase(self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
@@ -315,7 +315,7 @@ class FCCOModule(EvaluatingModule):
         self._data = datamodule.state_dict() if hasattr(datamodule, "identity") else {}
         # DistributedDataParallel would overwrite the shards of all processes by the shard of the first process
         self._ddp_params_and_buffers_to_ignore = [
-            f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
+            f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "partial", False)
         ]
 
     def configure_optimizers(self) -> Any:
@@ -365,7 +365,7 @@ class FCCOModule(EvaluatingModule):
         self._engine.onlookers = [self._look_at_outputs]
         if self.processes.size == 1 and ends_with_one(self.trainer):
             self._engine.onlookers.append(require_single)
-        self._engine.functions.by_all = self.processes.largest if self.backend.divided else None
+        self._engine.functions.by_all = self.processes.largest if self.backend.sharded else None
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         self.backend.idle = self.phases.idle
         self._begin_means()
@@ -604,9 +604,7 @@ class FCCOModule(EvaluatingModule):
             "config": self.config,
             "classes": [str(n) for n in getattr(datamodule_of(self.trainer), "class_names", None) or ()],
             "phase": self.phases.header(),
-            "algorithm": self.phases.present.algorithm.name,
             "num_samples": self.num_samples,
-            "problem": what_is_solved(self.objective, self.constraints, self.penalty),
             "engine": self._engine.state_dict(),
             "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             **self._continuation.save(checkpoint, self.trainer, _set_up(self._stepping)),
@@ -681,8 +679,11 @@ class FCCOModule(EvaluatingModule):
         if self.phases.continues(stored):
             self.problem = None
             self._pose()
-        self.phases.require_same_algorithm(stored)
-        require_same_problem(stored["problem"], what_is_solved(self.objective, self.constraints, self.penalty))
+        self.phases.require_same_algorithm(stored["engine"])
+        phase = self.phases.present
+        require_same_problem(
+            stored["engine"]["problem"], what_is_solved(phase.objective, phase.constraints, self.penalty)
+        )
         if not hasattr(datamodule_of(self.trainer), "identity"):  # those compare the data themselves
             data, allow_changed = stored["engine"].get("data"), self.execution.allow_changed
             _set_up(self.problem).require_same_data(data, allow_changed=allow_changed)

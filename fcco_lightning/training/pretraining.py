@@ -333,16 +333,16 @@ class Phases:
         return pretraining != before
 
     def require_same_algorithm(self, stored: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint with the rows of another algorithm.
+        """Refuse the stored state of an engine with the rows of another algorithm.
 
         Raises:
             CheckpointError: naming both.
         """
-        name = self.present.algorithm.name
-        if stored["algorithm"] != name:
+        name, written = self.present.algorithm.name, stored["algorithm"]["name"]
+        if written != name:
             raise CheckpointError(
-                f"the checkpoint was written by {stored['algorithm']}, this run uses {name}: their states mean "
-                f"different things. Use --model.algorithm {stored['algorithm']}, or start without --ckpt_path."
+                f"the checkpoint was written by {written}, this run uses {name}: their states mean different things. "
+                f"Use --model.algorithm {written}, or start without --ckpt_path."
             )
 
 

@@ -1,4 +1,4 @@
-"""Weights that are divided over the processes: FSDP2 through Lightning's ``ModelParallelStrategy``."""
+"""Weights that are sharded over the processes: FSDP2 through Lightning's ``ModelParallelStrategy``."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,7 +32,7 @@ class ShardedWeights(ModelParallelStrategy):
     load_checkpoint = Strategy.load_checkpoint
 
     def setup_environment(self) -> None:
-        """Divide the weights over all processes.
+        """Shard the weights over all processes.
 
         Raises:
             ConfigError: if tensor parallelism is asked for, too.
@@ -40,13 +40,13 @@ class ShardedWeights(ModelParallelStrategy):
         if self._tensor_parallel_size not in ("auto", 1):
             raise ConfigError(
                 f"tensor_parallel_size={self._tensor_parallel_size} of ModelParallelStrategy is refused: layers are "
-                "computed whole, only their weights are divided. Leave it out, or set it to 1."
+                "computed whole, only their weights are sharded. Leave it out, or set it to 1."
             )
         everyone = self.num_nodes * self.num_processes
         if self._data_parallel_size not in ("auto", everyone):
             raise ConfigError(
                 f"data_parallel_size={self._data_parallel_size} of ModelParallelStrategy is refused: the weights are "
-                f"divided over all {everyone} processes. Leave it out."
+                f"sharded over all {everyone} processes. Leave it out."
             )
         self._data_parallel_size, self._tensor_parallel_size = everyone, 1
         super().setup_environment()
@@ -72,7 +72,7 @@ def _as(value: Any, parameter: Tensor) -> Any:
 
 
 def take_strategy(trainer: Trainer) -> None:
-    """Replace ``ModelParallelStrategy`` by :class:`ShardedWeights`, and refuse other strategies that divide weights.
+    """Replace ``ModelParallelStrategy`` by :class:`ShardedWeights`, and refuse other strategies that shard weights.
 
     Raises:
         ConfigError: naming the strategy.
@@ -84,12 +84,12 @@ def take_strategy(trainer: Trainer) -> None:
         raise ConfigError(
             f"strategy {type(strategy).__name__} is refused: gradients, rows and checkpoints would not be those of one "
             "process. Use --trainer.strategy ddp where the network fits on one device, and --trainer.strategy "
-            "ModelParallelStrategy (FSDP2) to divide its weights over the processes."
+            "ModelParallelStrategy (FSDP2) to shard its weights over the processes."
         )
 
 
-def require_divisible(trainer: Trainer, module: Any) -> None:
-    """If the weights are divided, refuse settings that need whole weights.
+def require_shardable(trainer: Trainer, module: Any) -> None:
+    """If the weights are sharded, refuse settings that need whole weights.
 
     Raises:
         ConfigError: naming the setting.
@@ -105,22 +105,22 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
     for option, refuses in refused.items():
         if refuses:
             raise ConfigError(
-                f"{option} needs whole weights on every process, which ModelParallelStrategy divides. Leave it out or "
+                f"{option} needs whole weights on every process, which ModelParallelStrategy shards. Leave it out or "
                 "choose another one, or use --trainer.strategy ddp, with --model.execution.micro_batch where memory is "
                 "short."
             )
 
 
-def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
-    """Divide a network's weights over the processes, unless it is divided already.
+def shard(network: nn.Module, mesh: Any, processes: Processes) -> None:
+    """Shard a network's weights over the processes, unless they are sharded already.
 
-    The weights of the first process are used.  A network with a method ``shard(mesh)`` divides itself, by
+    The weights of the first process are used.  A network with a method ``shard(mesh)`` shards itself, by
     ``torch.distributed.fsdp.fully_shard``.  In other networks every block (see :func:`blocks_of`) is a unit, and the
-    remaining layers are another one.  Parameters with a single value (``logit_scale``) are not divided.  The mesh has
+    remaining layers are another one.  Parameters with a single value (``logit_scale``) are not sharded.  The mesh has
     one dimension, the processes.
 
     Raises:
-        ConfigError: if a parameter is divided along another dimension than the first.
+        ConfigError: if a parameter is sharded along another dimension than the first.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # noqa: PLC0415 - slow to import
 
@@ -128,9 +128,9 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
         return
     processes.patience = _PATIENCE
     processes.copy_first_([*network.parameters(), *network.buffers()])
-    shard = getattr(network, "shard", None)
-    if callable(shard):
-        shard(mesh)
+    own = getattr(network, "shard", None)
+    if callable(own):
+        own(mesh)
     else:
         single = {p for p in network.parameters() if p.dim() == 0}
         for unit in [*blocks_of(network), network]:
@@ -147,7 +147,7 @@ def _require_rows(network: nn.Module, mesh: Any) -> None:
     for name, p in network.named_parameters():
         if is_sharded(p) and (p.device_mesh != mesh or list(p.placements) != [Shard(0)]):  # type: ignore[attr-defined]
             raise ConfigError(
-                f"the parameter {name} of {type(network).__name__} is divided as {p.placements}, must be along its "  # type: ignore[attr-defined]
+                f"the parameter {name} of {type(network).__name__} is sharded as {p.placements}, must be along its "  # type: ignore[attr-defined]
                 "first dimension over all processes: fully_shard(module, mesh=mesh) in shard(mesh)."
             )
 
@@ -171,7 +171,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_value: bool) -> None:
-    """Clip gradients of which some are divided over the processes.
+    """Clip gradients of which some are sharded over the processes.
 
     Args:
         params: the parameters whose gradients are clipped in place.
@@ -187,8 +187,8 @@ def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_val
         return
     squares = [part.float().square().sum() for part in parts]
     zero = torch.zeros((), device=parts[0].device)
-    divided = sum((s for s, g in zip(squares, gradients, strict=True) if is_sharded(g)), zero)
-    undivided = sum((s for s, g in zip(squares, gradients, strict=True) if not is_sharded(g)), zero)
-    norm = (processes.sum_(divided.clone()) + undivided).sqrt()
+    sharded = sum((s for s, g in zip(squares, gradients, strict=True) if is_sharded(g)), zero)
+    whole = sum((s for s, g in zip(squares, gradients, strict=True) if not is_sharded(g)), zero)
+    norm = (processes.sum_(sharded.clone()) + whole).sqrt()
     for part in parts:
         part.mul_((value / (norm + 1e-6)).clamp(max=1.0))

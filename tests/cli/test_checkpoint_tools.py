@@ -24,6 +24,7 @@ from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoi
 from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.resuming.finding import find_own
 from fcco_lightning.training.resuming.row_checkpoints import save
 from tests import jobs
 from tests.launch import launch, values
@@ -61,11 +62,11 @@ def copied(fits, tmp_path):
 
 def handmade(path, states, **weights):
     """A checkpoint of one process, as a Trainer would write it."""
-    own = {"version": CHECKPOINT_VERSION, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
+    own = {"version": CHECKPOINT_VERSION, "world_size": 1, "num_samples": 5, "skipped_batches": 3}
     rows = {f"{name}.rows": state.rows for name, state in states.items()}
     checkpoint = {"epoch": 1, "global_step": 7, "pytorch-lightning_version": "2.6.6"}
     checkpoint["state_dict"] = {**weights, **rows}
-    checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
+    checkpoint["fcco"] = own | {"engine": {"algorithm": {"name": "SOX"}}, "optimizer": {"class": "Adam", "typed": []}}
     save(states, checkpoint, path, lambda: torch.save(checkpoint, path), Processes())
     return path
 
@@ -391,7 +392,7 @@ def hostile(whole):
     content = torch.load(io.BytesIO(whole), weights_only=True)
     for key in ("state_dict", "fcco", "epoch", "global_step"):
         yield saved({k: v for k, v in content.items() if k != key})
-    for key in ("version", "algorithm", "world_size", "num_samples", "optimizer", "skipped_batches", "states"):
+    for key in ("version", "engine", "world_size", "num_samples", "optimizer", "skipped_batches", "states"):
         yield saved(content | {"fcco": {k: v for k, v in content["fcco"].items() if k != key}})
     yield from (saved(content | {"fcco": other}) for other in (3, {}, content["fcco"] | {"states": ["a"]}))
 
@@ -408,6 +409,15 @@ def test_hostile_files_are_refused_by_name(fits, tmp_path):
             assert str(path) in str(error)  # noqa: PT017
             assert "weights_only" not in str(error)  # noqa: PT017
     assert harmless <= 20
+
+
+@pytest.mark.parametrize("how", ["memory of a number", "a text in many bytes", "compressed", "a bit of the weights"])
+def test_the_search_for_a_checkpoint_reads_no_hostile_file(how, copied, monkeypatch):
+    path, given = copied.rename(copied.with_name("last.ckpt")), []
+    DAMAGE[how][0](path)
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: given.append(args))
+    assert find_own([path.parent], "mine") == (None, {path: "cannot be read"})
+    assert given == []
 
 
 def test_what_is_no_file_is_refused_by_name(capsys, tmp_path):

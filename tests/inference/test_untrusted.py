@@ -314,7 +314,7 @@ def test_files_of_rows_lie_beside_their_checkpoint(content):
 
 
 def test_what_a_checkpoint_says_does_not_command_the_terminal(content, capsys):
-    header = content["fcco"] | {"algorithm": "[/bold]\x1b[2J"}
+    header = content["fcco"] | {"engine": {"algorithm": {"name": "[/bold]\x1b[2J"}}}
     torch.save(content | {"fcco": header}, "hostile.ckpt")
     assert run(["inspect", "hostile.ckpt"]) == 0
     assert r"[/bold]\x1b[2J" in capsys.readouterr().out

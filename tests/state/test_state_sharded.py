@@ -73,7 +73,7 @@ def test_shards_cover_all_rows_once_as_chunk_divides_them(num_rows, size):
 
 def extents(processes, num_rows):
     state = DualState(num_rows, 1, torch.float32, processes, "sharded")
-    return state.first, len(state.rows), state.sharded, state.divided
+    return state.first, len(state.rows), state.sharded, state.partial
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -120,7 +120,7 @@ def test_no_process_ever_holds_all_rows(pool):
 
 
 def layouts(processes, counts):
-    return [DualState(n, width, torch.float32, processes).divided for n, width in counts]
+    return [DualState(n, width, torch.float32, processes).partial for n, width in counts]
 
 
 def test_large_tables_are_sharded_by_themselves(pool):
@@ -136,7 +136,7 @@ def read_all(processes, num_rows, indices, layout, dtype):
     state = filled(processes, num_rows, 2, dtype, layout)
     counter = count_sums(processes)
     found = [state.read(index) for index in indices]
-    assert counter.sums == len(indices) * state.divided  # one collective for each
+    assert counter.sums == len(indices) * state.partial  # one collective for each
     return [*found, *map(state.gather, indices), state.gather(None)], state.seen_share()
 
 

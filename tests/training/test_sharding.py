@@ -1,4 +1,4 @@
-"""Weights divided over the processes (FSDP2): the same as one process, through passes, saves and failures."""
+"""Weights sharded over the processes (FSDP2): the same as one process, through passes, saves and failures."""
 
 from functools import partial
 from itertools import product
@@ -18,7 +18,7 @@ from fcco_lightning.state.processes import Processes, end_processes
 from fcco_lightning.state.sharded import is_sharded
 from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.preemption import INTERRUPTED
-from fcco_lightning.training.sharding import divide
+from fcco_lightning.training.sharding import shard
 from tests import jobs
 from tests.launch import launch
 from tests.training.conftest import quick
@@ -218,16 +218,16 @@ class Own(jobs.Transformer):
 def test_blocks_and_the_rest_are_units(mesh):
     network, own = jobs.Transformer(3), Own(3)
     for one in (network, own):
-        divide(one, mesh, Processes())
+        shard(one, mesh, Processes())
     assert units(network) == ["", "blocks.layers.0", "blocks.layers.1"]
     assert units(own) == [""]
     assert [name for name, p in network.named_parameters() if not is_sharded(p)] == ["scale"]
-    divide(network, mesh, Processes())  # the next stage of a Trainer
+    shard(network, mesh, Processes())  # the next stage of a Trainer
     assert torch.isfinite(network(torch.randn(4, 3))).all()
 
 
 def test_other_dimensions_are_refused(mesh):
     network = nn.Sequential(nn.Linear(4, 4, bias=False))
     network.shard = lambda mesh: fully_shard(network, mesh=mesh, shard_placement_fn=lambda p: Shard(1))
-    with pytest.raises(ConfigError, match=r"0.weight of \w*Sequential is divided as .*Shard\(dim=1\)"):
-        divide(network, mesh, Processes())
+    with pytest.raises(ConfigError, match=r"0.weight of \w*Sequential is sharded as .*Shard\(dim=1\)"):
+        shard(network, mesh, Processes())

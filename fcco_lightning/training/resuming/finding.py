@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.archives import opened
 
 INTERRUPTED = "interrupted.ckpt"
 """File name of the checkpoint that a run writes when a signal ends it."""
@@ -79,8 +80,6 @@ def find_own(folders: Sequence[Path], job: str) -> Found:
 
 def _job_of(path: Path) -> str | None:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        job = content["fcco"]["job"]
-    except Exception:  # a file that cannot be read is not of this job
+        return str(opened(path)["fcco"]["job"])
+    except (CheckpointError, LookupError, TypeError):  # a file that cannot be read is not of this job
         return None
-    return str(job)
