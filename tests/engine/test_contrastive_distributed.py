@@ -93,7 +93,7 @@ def train(processes, objective, algorithm, penalty, layout, dtype, alone, device
         logged.append({name: value.item() for name, value in estimates.items()})
         gradients.append(torch.cat([p.grad.reshape(-1) for p in engine.params]))
     states = [*problem.states, *([] if problem.row_parameters is None else [problem.row_parameters.state])]
-    return gradients, [(s.rows.clone(), s.divided) for s in states], logged
+    return gradients, [(s.rows.clone(), s.partial) for s in states], logged
 
 
 CASES = {

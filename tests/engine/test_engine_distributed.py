@@ -162,7 +162,7 @@ class Training:
 
     def result(self):
         weights = torch.cat([p.detach().reshape(-1) for p in self.engine.params])
-        return weights, [(s.rows.clone(), s.divided) for s in self.problem.states]
+        return weights, [(s.rows.clone(), s.partial) for s in self.problem.states]
 
 
 def tensors_in(value):
