@@ -13,7 +13,7 @@ import yaml
 
 from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
-from fcco_lightning.cli.named_configs import summary, with_files
+from fcco_lightning.cli.named_configs import summary
 from fcco_lightning.cli.shorthands import written_out
 from tests.images import picture, shard
 from tests.texts import TINY, make_mails
@@ -192,7 +192,9 @@ def test_commands_on_data_made_in_memory_run(command, monkeypatch):
 def test_configurations_are_understood(page, parser_of):
     for text in re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S):
         Path("own.yaml").write_text(text)
-        parser_of("fit").parse_args(with_files(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"]))
+        parser_of("fit").parse_args(
+            written_out(["fit", "--config", "roc_fairness/adult_sonex", "--config", "own.yaml"])
+        )
 
 
 def test_all_blocks_are_of_a_kind_that_is_tested():

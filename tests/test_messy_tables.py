@@ -107,8 +107,8 @@ def test_what_is_assumed_can_be_copied(table, capsys):
     said = shlex.split(capsys.readouterr().err.partition(": ")[2])
     again = written_out([*table, "[sex, region]", *said])
     assert said[:2] == ["--data", "TabularDataModule"]
-    (typed,) = [word for word in again if word.startswith("--model.constraints=")]
-    assert typed in found
+    typed = again[again.index("--model.constraints") + 1]
+    assert f"--model.constraints={typed}" in found
     assert capsys.readouterr().err == ""
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from fcco_lightning import ROOT
@@ -47,25 +46,6 @@ def find_config(name: str) -> Path:
     )
 
 
-def with_files(args: Sequence[str]) -> list[str]:
-    """The arguments of a command line with files instead of names after ``--config``.
-
-    Raises:
-        ConfigError: if one is neither a file nor a name.
-    """
-    arguments, value_of_config = [], False
-    for arg in args:
-        option, equals, value = arg.partition("=")
-        if value_of_config:
-            arguments.append(_file(arg))
-        elif option in ("--config", "-c") and equals:
-            arguments.append(f"{option}={_file(value)}")
-        else:
-            arguments.append(arg)
-        value_of_config = arg in ("--config", "-c")
-    return arguments
-
-
 def copy_config(name: str, folder: Path) -> Path:
     """Copy a configuration into a folder for editing, and return the path of the copy.
 
@@ -77,7 +57,3 @@ def copy_config(name: str, folder: Path) -> Path:
     if target.exists():
         raise ConfigError(f"{target} is there already. Rename it, or copy in another folder.")
     return Path(shutil.copyfile(source, target))
-
-
-def _file(name: str) -> str:
-    return name if Path(name).is_file() else str(find_config(name))

@@ -248,7 +248,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.network.hidden=3x"], "--model.network.hidden must be a list, got '3x'. A list stands in br", 2),
         (["--model.network.hidden", "[64,", "64]"], "A list or mapping with blanks needs quotes: '[1, 10]'.", 2),
         (["--decisions.costs", "1,10"], "--model.decisions.costs must be 'balanced', a list or null, got '1,10'. A", 2),
-        (["--decisions", "blanced"], "--decisions 'blanced' is nothing that decisions can be for. Type -", 2),
+        (["--decisions", "blanced"], "--decisions 'blanced' is no purpose of decisions. Use -", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 2),
         (["--model.penalty=Lagrangian", "--model.penalty.rate=0"], "fcco: ConfigError: rate must be a finite", 2),
         (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fcco_lightning.cli import named_configs, run
-from fcco_lightning.cli.named_configs import find_config, with_files
+from fcco_lightning.cli.named_configs import find_config
+from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +23,9 @@ def test_a_name_stands_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == SYNTHETIC
     other = ["fit", "--config", name, f"--config={name}", "--name", "x"]
-    assert with_files(other) == ["fit", "--config", str(SYNTHETIC), f"--config={SYNTHETIC}", "--name", "x"]
+    assert written_out(other) == ["fit", "--config", str(SYNTHETIC), f"--config={SYNTHETIC}", "--name", "x"]
     Path("synthetic_alexr2").touch()  # a file wins
-    assert with_files(["-c", "synthetic_alexr2"]) == ["-c", "synthetic_alexr2"]
+    assert written_out(["fit", "-c", "synthetic_alexr2"]) == ["fit", "-c", "synthetic_alexr2"]
 
 
 @pytest.mark.parametrize(
