@@ -5,9 +5,8 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
@@ -32,6 +31,12 @@ _LAST = -6 * _BROKEN
 _NEAR_EDGE = 0.05  # share of a range that counts as its edge
 _REDUCTION = 3  # successive halving continues a third of the trials
 _PRINTED_ROWS = 20
+_RULES = {
+    "log": "[LOW, HIGH] with 0 < LOW < HIGH",
+    "uniform": "[LOW, HIGH] with LOW < HIGH",
+    "int": "[LOW, HIGH] of whole numbers with LOW < HIGH",
+    "choice": "a list of numbers, texts, true, false or null",
+}
 _KINDS = "{log: [LOW, HIGH]}, {uniform: [LOW, HIGH]}, {int: [LOW, HIGH]} or {choice: [VALUE, ...]}"
 _LEAN = (  # a trial neither evaluates the test split nor saves checkpoints
     *("--report.enabled=false", "--baseline.enabled=false"),
@@ -39,45 +44,18 @@ _LEAN = (  # a trial neither evaluates the test split nor saves checkpoints
 )
 
 
-class SearchedOption:
+class SearchedOption(NamedTuple):
     """An option of ``fcco fit``, and the values that a search may give it.
 
-    Args:
+    Attributes:
         path: path of the option, as on the command line (``model.optimizer.lr``).
-        values: ``{log: [LOW, HIGH]}`` for a number on a logarithmic scale, ``{uniform: [LOW, HIGH]}``,
-            ``{int: [LOW, HIGH]}`` for a whole number, or ``{choice: [VALUE, ...]}``.
-
-    Raises:
-        ConfigError: if ``values`` has another form.
+        kind: "log" for a number on a logarithmic scale, "uniform", "int" for a whole number, or "choice".
+        values: the choices, or the smallest and the largest value.
     """
 
-    def __init__(self, path: str, values: object) -> None:
-        if not isinstance(values, Mapping) or len(values) != 1:
-            raise ConfigError(f"search: {path}: {values!r} is no set of values. Give {_KINDS}.")
-        ((kind, content),) = values.items()
-        self.path = path
-        self.kind: str = one_of(f"search: kind of {path}", kind, ("log", "uniform", "int", "choice"))
-        self.values: list[Any] = [_number(value) for value in content] if isinstance(content, list) else []
-        if kind == "choice":
-            self._check_choices(content)
-        else:
-            self._check_range(content)
-
-    def _check_choices(self, value: object) -> None:
-        if not self.values or not all(v is None or isinstance(v, bool | int | float | str) for v in self.values):
-            raise ConfigError(
-                f"search: choice of {self.path} must be a list of numbers, texts, true, false or null, got {value!r}."
-            )
-
-    def _check_range(self, value: object) -> None:
-        numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        valid = len(self.values) == len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
-        fractional = self.kind == "int" and not all(isinstance(number, int) for number in numbers)
-        if not valid or fractional or (self.kind == "log" and numbers[0] <= 0):
-            kind, bound = " of whole numbers" * (self.kind == "int"), "0 < " * (self.kind == "log")
-            raise ConfigError(
-                f"search: {self.kind} of {self.path} must be [LOW, HIGH]{kind} with {bound}LOW < HIGH, got {value!r}."
-            )
+    path: str
+    kind: str
+    values: list[Any]
 
     def suggest(self, trial: "optuna.Trial") -> Any:
         """The value of this option in a trial."""
@@ -89,28 +67,18 @@ class SearchedOption:
         return trial.suggest_float(self.path, low, high, log=self.kind == "log")
 
     def on_edge(self, value: Any) -> bool:
-        """Whether a value is the smallest or largest choice, or in the outer twentieths of a range."""
-        if self.kind == "choice":
-            numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-            return len(numbers) == len(self.values) > 1 and value in (min(numbers), max(numbers))
-        low, high = self.values
-        if self.kind == "int":
-            return value in (low, high)
-        if self.kind == "log":
-            low = math.log(low)
-            high = math.log(high)
-            value = math.log(value)
-        return not _NEAR_EDGE < (value - low) / (high - low) < 1 - _NEAR_EDGE
-
-
-def _number(value: object) -> object:
-    """Convert a text such as 1e-3, which YAML reads as a text, to a number."""
-    match = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
-    return float(match[0]) if match else value
+        """Whether a value is the smallest or largest of several numbers, or in the outer twentieths of a range."""
+        if self.kind in ("choice", "int"):
+            return len(self.values) > 1 and _are_numbers(self.values) and value in (min(self.values), max(self.values))
+        scale = math.log if self.kind == "log" else float
+        low, at, high = (scale(number) for number in (self.values[0], value, self.values[1]))
+        return not _NEAR_EDGE < (at - low) / (high - low) < 1 - _NEAR_EDGE
 
 
 def read_search(path: str | Path) -> list[SearchedOption]:
     """The options of a search, from a YAML file that maps their paths to their values.
+
+    The values are ``{KIND: [LOW, HIGH]}`` or ``{choice: [VALUE, ...]}``, see :class:`SearchedOption`.
 
     Args:
         path: path of the file, or a name of :func:`fcco_lightning.cli.named_configs.named_searches`.
@@ -127,7 +95,34 @@ def read_search(path: str | Path) -> list[SearchedOption]:
     search = read_yaml(file, f"--search {path}")
     if not isinstance(search, Mapping) or not search:
         raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {search!r}.")
-    return [SearchedOption(str(option), values) for option, values in search.items()]
+    return [searched_option(str(option), values) for option, values in search.items()]
+
+
+def searched_option(path: str, described: object) -> SearchedOption:
+    """The option of a path with its values as in a file of :func:`read_search`."""
+    if not isinstance(described, Mapping) or len(described) != 1:
+        raise ConfigError(f"search: {path}: {described!r} is no set of values. Give {_KINDS}.")
+    ((kind, content),) = described.items()
+    one_of(f"search: kind of {path}", kind, tuple(_RULES))
+    values = [_number(value) for value in content] if isinstance(content, list) else []
+    if kind == "choice":
+        valid = bool(values) and all(v is None or isinstance(v, bool | int | float | str) for v in values)
+    else:
+        valid = len(values) == 2 and _are_numbers(values) and -math.inf < values[0] < values[1] < math.inf
+        valid = valid and (kind != "log" or values[0] > 0) and (kind != "int" or all(type(v) is int for v in values))
+    if not valid:
+        raise ConfigError(f"search: {kind} of {path} must be {_RULES[kind]}, got {content!r}.")
+    return SearchedOption(path, kind, values)
+
+
+def _number(value: object) -> Any:
+    """Convert a text such as 1e-3, which YAML reads as a text, to a number."""
+    match = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
+    return float(match[0]) if match else value
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(type(value) in (int, float) for value in values)
 
 
 def rank(value: float, violation: float | None, vacuous: object = False) -> float:
@@ -152,6 +147,8 @@ class Judge(Callback):
     """Records the validations of one trial, and ends it early if successive halving rejects it.
 
     The figures of a trial are those of its last validation, or of the one whose weights :class:`BestFeasible` chose.
+    They become attributes of the trial: ``figure`` (name), ``value``, ``violation`` (the largest constraint value; None
+    without constraints), ``vacuous`` (whether constraints are) and ``epoch``.
 
     Args:
         trial: the trial of Optuna.
@@ -159,10 +156,7 @@ class Judge(Callback):
         mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
 
     Attributes:
-        figure: name of the figure.
-        validations: epoch -> value, largest constraint value (None without constraints), and whether constraints are
-            vacuous.
-        chosen: the epoch whose figures are those of the trial.
+        rank: the :func:`rank` of the trial.
 
     Raises:
         ConfigError: if there is no validation split, it has no such figure, or several processes train.
@@ -170,8 +164,8 @@ class Judge(Callback):
 
     def __init__(self, trial: "optuna.Trial", figure: str | None, mode: str | None) -> None:
         self.trial, self.figure, self.mode = trial, figure, mode
-        self.validations: dict[int, tuple[float, float | None, bool]] = {}
-        self.chosen = -1
+        self.rank = _LAST
+        self._validations: dict[int, dict[str, Any]] = {}  # by epoch
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Check early that the trial can be evaluated."""
@@ -192,46 +186,36 @@ class Judge(Callback):
 
         if trainer.sanity_checking or not isinstance(pl_module, FCCOModule):
             return
-        figures = pl_module.last_summaries["val"]
-        self.figure = self.figure or pl_module.evaluation.figure_of_merit()
-        if self.figure not in figures:
-            raise ConfigError(f"--figure {self.figure} is not one of the validation: {', '.join(sorted(figures))}.")
-        self.chosen = trainer.current_epoch
-        value, violation = self._sign * figures[self.figure], figures.get("worst_violation")
-        self.validations[self.chosen] = value, violation, bool(figures.get("vacuous"))
-        self.trial.report(self.rank, self.chosen + 1)
-        if self.chosen + 1 != trainer.max_epochs and self.trial.should_prune():
-            self.keep()
+        figures, epoch = pl_module.last_summaries["val"], trainer.current_epoch
+        name = self.figure or pl_module.evaluation.figure_of_merit()
+        if name not in figures:
+            raise ConfigError(f"--figure {name} is not one of the validation: {', '.join(sorted(figures))}.")
+        violation, vacuous = figures.get("worst_violation"), bool(figures.get("vacuous"))
+        attributes = {"figure": name, "value": figures[name], "violation": violation, "vacuous": vacuous}
+        self._validations[epoch] = {**attributes, "epoch": epoch}
+        self._keep(epoch)
+        self.trial.report(self.rank, epoch + 1)
+        if epoch + 1 != trainer.max_epochs and self.trial.should_prune():
             raise optuna.TrialPruned
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Choose the validation of the final weights."""
-        if not self.validations:
+        if not self._validations:
             raise ConfigError(
                 "the trial has ended without a validation, by which it would be judged. Let it validate: lower "
                 "--trainer.check_val_every_n_epoch, or train longer."
             )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, BestFeasible) and callback.chosen:
-                self.chosen = callback.chosen["epoch"]
-        self.keep()
+                self._keep(callback.chosen["epoch"])
 
-    def keep(self) -> None:
-        """Store the figures of the chosen validation in the trial."""
-        value, violation, vacuous = self.validations[self.chosen]
-        attributes = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
-        attributes |= {"vacuous": vacuous}
-        for name, content in attributes.items():
+    def _keep(self, epoch: int) -> None:
+        """Store the figures of a validation in the trial."""
+        kept = self._validations[epoch]
+        better = 1 if (self.mode or direction(kept["figure"])) == "max" else -1
+        self.rank = rank(better * kept["value"], kept["violation"], kept["vacuous"])
+        for name, content in kept.items():
             self.trial.set_user_attr(name, content)
-
-    @property
-    def _sign(self) -> int:
-        return 1 if (self.mode or direction(self.figure or "")) == "max" else -1
-
-    @property
-    def rank(self) -> float:
-        """The trial's :func:`rank`."""
-        return rank(*self.validations[self.chosen])
 
 
 def search(
@@ -272,9 +256,8 @@ def search(
     one_of("mode", mode, ("max", "min", None))
     settings: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
     settings["search"] = {option.path: {option.kind: option.values} for option in options}
-    one_of("sampler", sampler, ("tpe", "random", "grid"))
-    study = _study(Path(folder), options, sampler, seed, settings)
-    _check_same(study, settings, folder)
+    study = _study(Path(folder), settings)
+    study.sampler = _sampler(sampler, options, seed + len(study.trials))  # a continued search repeats no draws
 
     def objective(trial: "optuna.Trial") -> float:
         suggested = _arguments({option.path: option.suggest(trial) for option in options})
@@ -295,6 +278,49 @@ def search(
     return study
 
 
+def _study(folder: Path, settings: Mapping[str, Any]) -> "optuna.Study":
+    """The study of a folder, which must be of the same search; without trials a mistyped search is replaced."""
+    package("optuna", "tune", "fcco tune")
+    import optuna  # noqa: PLC0415 - an extra
+    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
+    pruner = optuna.pruners.NopPruner() if settings["full"] else halving
+
+    def study() -> optuna.Study:
+        return optuna.create_study(
+            study_name="fcco", storage=storage, direction="maximize", load_if_exists=True, pruner=pruner
+        )
+
+    found = study()
+    before = found.user_attrs.get("asked", settings)
+    changed = [name for name in settings if before[name] != settings[name]]
+    if changed and any("value" in trial.user_attrs for trial in found.trials):
+        raise ConfigError(
+            f"--folder {folder} holds a search with {changed[0]} {before[changed[0]]!r}, now it is "
+            f"{settings[changed[0]]!r}. Name another folder, or repeat the same search."
+        )
+    if changed:
+        optuna.delete_study(study_name="fcco", storage=storage)
+        found = study()
+    found.set_user_attr("asked", settings)
+    return found
+
+
+def _sampler(name: str, options: Sequence[SearchedOption], seed: int) -> "optuna.samplers.BaseSampler":
+    from optuna import samplers  # noqa: PLC0415 - an extra
+
+    one_of("sampler", name, ("tpe", "random", "grid"))
+    if name != "grid":
+        return samplers.TPESampler(seed=seed) if name == "tpe" else samplers.RandomSampler(seed)
+    if ranges := [option.path for option in options if option.kind != "choice"]:
+        raise ConfigError(f"--sampler grid needs choices, but {', '.join(ranges)} has a range. Use tpe or random.")
+    return samplers.GridSampler({option.path: option.values for option in options}, seed=seed)
+
+
 def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
     """Carry out a search, and print its table and the command of the best trial.
 
@@ -311,72 +337,23 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
     finished = ordered(study)
     if not finished:
         raise ConfigError("no trial has ended with finite weights. Search smaller learning rates.")
-    console = Console()
-    listed = finished[:_PRINTED_ROWS]
-    print_rows([_row(trial) for trial in listed], "The best trials")
+    print_rows([_row(trial) for trial in finished[:_PRINTED_ROWS]], "The best trials")
     best = finished[0]
-    console.print(_conclusion(best, [o.path for o in options if o.on_edge(best.params[o.path])]), soft_wrap=True)
-    command = shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])
-    console.print(command, soft_wrap=True, highlight=False, markup=False)
+    violation, vacuous = best.user_attrs["violation"], best.user_attrs["vacuous"]
+    lines = [f"The best is trial {best.number}{_figures(best)}."]
+    if not is_feasible(violation, vacuous):
+        remark = "their constraints are vacuous there" if vacuous else "this one is violated least"
+        lines.append(f"No trial was feasible on the validation split; {remark}.")
+    if edges := [option.path for option in options if option.on_edge(best.params[option.path])]:
+        lines.append(f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it.")
+    lines += ["To train it:", shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])]
+    Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
     """The trials that had all epochs, sorted by :func:`rank`, the best first."""
     finished = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    return sorted(finished, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
-
-
-def _study(
-    folder: Path, options: Sequence[SearchedOption], sampler: str, seed: int, settings: Mapping[str, Any]
-) -> "optuna.Study":
-    package("optuna", "tune", "fcco tune")
-    import optuna  # noqa: PLC0415 - an extra
-    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    folder.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "study.journal")))
-    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
-    create = partial(
-        optuna.create_study,
-        study_name="fcco",
-        storage=storage,
-        direction="maximize",
-        load_if_exists=True,
-        pruner=optuna.pruners.NopPruner() if settings["full"] else halving,
-    )
-    study = create()
-    if study.user_attrs.get("asked", settings) != settings and not any("value" in t.user_attrs for t in study.trials):
-        optuna.delete_study(study_name="fcco", storage=storage)  # without trials a mistyped search is replaced
-        study = create()
-    seed += len(study.trials)  # a continued search must not repeat its draws
-    if sampler == "grid":
-        study.sampler = optuna.samplers.GridSampler(_grid(options), seed=seed)
-    elif sampler == "random":
-        study.sampler = optuna.samplers.RandomSampler(seed)
-    else:
-        study.sampler = optuna.samplers.TPESampler(seed=seed)
-    return study
-
-
-def _grid(options: Sequence[SearchedOption]) -> dict[str, list[Any]]:
-    ranges = [option.path for option in options if option.kind != "choice"]
-    if ranges:
-        raise ConfigError(f"--sampler grid needs choices, but {', '.join(ranges)} has a range. Use tpe or random.")
-    return {option.path: option.values for option in options}
-
-
-def _check_same(study: "optuna.Study", settings: dict[str, Any], folder: str | Path) -> None:
-    before = study.user_attrs.get("asked")
-    if before is None:
-        study.set_user_attr("asked", settings)
-        return
-    for name, value in settings.items():
-        if before[name] != value:
-            raise ConfigError(
-                f"--folder {folder} holds a search with {name} {before[name]!r}, now it is {value!r}. Name another "
-                "folder, or ask for the same."
-            )
+    return sorted(finished, key=lambda trial: trial.value or 0.0, reverse=True)
 
 
 def _arguments(params: Mapping[str, Any]) -> list[str]:
@@ -392,27 +369,14 @@ def _print_trial(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> No
 def _figures(trial: "optuna.trial.FrozenTrial") -> str:
     attributes = trial.user_attrs
     violation = "" if attributes["violation"] is None else f", largest h {attributes['violation']:+.4f}"
-    violation += ", constraints vacuous" if attributes.get("vacuous") else ""
+    violation += ", constraints vacuous" if attributes["vacuous"] else ""
     return f": validation {attributes['figure']} {attributes['value']:.4f}{violation} (epoch {attributes['epoch']})"
 
 
 def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
     """A row of the table: the options and the figures of a trial."""
     attributes = trial.user_attrs
-    violation = {}
+    row = {"trial": trial.number, **trial.params, attributes["figure"]: attributes["value"]}
     if attributes["violation"] is not None:
-        violation = {"largest h": attributes["violation"], "vacuous": "yes" if attributes.get("vacuous") else "no"}
-    return {"trial": trial.number, **trial.params, attributes["figure"]: attributes["value"]} | violation
-
-
-def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:
-    violation, vacuous = best.user_attrs["violation"], best.user_attrs.get("vacuous", False)
-    remark = "their constraints are vacuous there" if vacuous else "this one is violated least"
-    feasible = is_feasible(violation, vacuous)
-    lines = [
-        f"The best is trial {best.number}{_figures(best)}.",
-        *([] if feasible else [f"No trial was feasible on the validation split; {remark}."]),
-        *([f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it."] if edges else []),
-        "To train it:",
-    ]
-    return "\n".join(lines)
+        row |= {"largest h": attributes["violation"], "vacuous": "yes" if attributes["vacuous"] else "no"}
+    return row

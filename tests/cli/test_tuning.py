@@ -12,7 +12,7 @@ import yaml
 
 from fcco_lightning.cli import run, tuning
 from fcco_lightning.cli.named_configs import named_searches
-from fcco_lightning.cli.tuning import Judge, SearchedOption, ordered, print_search, rank, read_search, search
+from fcco_lightning.cli.tuning import Judge, ordered, print_search, rank, read_search, search, searched_option
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.training import FCCOModule
 
@@ -60,7 +60,7 @@ def fitted(monkeypatch):
 
 
 def options(space):
-    return [SearchedOption(path, values) for path, values in space.items()]
+    return [searched_option(path, values) for path, values in space.items()]
 
 
 def test_the_grid_is_searched_whole_and_the_best_feasible_comes_first(fitted):
@@ -122,7 +122,7 @@ def test_the_table_says_how_to_train_the_best_and_what_lies_on_the_edge(fitted, 
     ],
 )
 def test_the_edge_of_what_is_offered(values, edge, inside):
-    option = SearchedOption("o", values)
+    option = searched_option("o", values)
     assert edge is None or option.on_edge(edge)
     assert not option.on_edge(inside)
 
