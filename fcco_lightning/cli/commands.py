@@ -1,24 +1,23 @@
 """The commands of ``fcco``; torch and Lightning are imported only by commands that need them."""
 
 import difflib
-import os
 import re
 import shlex
 import sys
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fcco_lightning import __version__
 from fcco_lightning.checks import checkpoint_file
 from fcco_lightning.cli.catalogue import KINDS, members
+from fcco_lightning.cli.failures import status_of
 from fcco_lightning.cli.loading import quick_loading
 from fcco_lightning.cli.named_configs import copy_config, named_configs, named_searches, summary
-from fcco_lightning.errors import ConfigError, FCCOError, printable_lines
-
-Work = Callable[[Namespace], object]
-"""The function that carries out a command; its argument ``of_fit`` holds the options passed on to ``fcco fit``."""
+from fcco_lightning.errors import ConfigError, printable_lines
 
 _LISTED = (*KINDS, "configs", "searches")
 
@@ -61,7 +60,6 @@ examples:
   fcco inspect runs/version_0/checkpoints/last.ckpt
   fcco convert runs/version_0/checkpoints/last.ckpt weights.safetensors
 """
-
 
 _HELP_OF_FIT = """\
 usage: fcco fit TABLE --label COLUMN [OPTION ...]
@@ -143,7 +141,7 @@ def run(args: Sequence[str] | None = None) -> int:
     elif arguments[0] in _TOOLS and not _takes_a_split(arguments):
         return _run_tool(*arguments)
     elif not arguments[0].startswith("-") and arguments[0] not in _OF_LIGHTNING:
-        commands = [*_OF_LIGHTNING, *(name for name in _TOOLS if name not in _OF_LIGHTNING)]
+        commands = [*_OF_LIGHTNING, *sorted(_TOOLS.keys() - set(_OF_LIGHTNING))]
         close = difflib.get_close_matches(arguments[0], commands, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         sys.stderr.write(f"fcco: {arguments[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
@@ -152,27 +150,23 @@ def run(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fcco: no command is named. It comes first, for example: fcco fit {shlex.join(arguments)}\n")
         return 2
     else:
-        return _run_of_lightning(arguments)
+        return status_of(lambda: _run_lightning(arguments), trains=True)
     return 0
 
 
-def _run_of_lightning(typed: Sequence[str]) -> int:
-    """Carry out a command of Lightning; errors in files and tables are reported before Lightning is loaded."""
+def _run_lightning(typed: Sequence[str]) -> None:
+    """Carry out a command of Lightning; errors in files and tables are raised before Lightning is loaded."""
     from fcco_lightning.cli.shorthands import written_out  # noqa: PLC0415
 
-    if typed[1:] == ["--help", "all"]:
-        typed = typed[:2]
-    arguments: list[str] = []
-    status = _status(lambda _: arguments.extend(written_out(typed)), Namespace())
-    if status:
-        return status
-    if typed[0] == "fit" and len(arguments) == len(typed):  # otherwise the assumptions have been printed
+    with _plain_warnings():
+        arguments = written_out(typed[:2] if typed[1:] == ["--help", "all"] else typed)
+    if typed[0] == "fit" and len(arguments) <= len(typed):  # otherwise the defaults have been printed
         sys.stderr.write("Loading PyTorch and Lightning.\n")
         sys.stderr.flush()
     with quick_loading():
-        from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
+        from fcco_lightning.cli.lightning_cli import start  # noqa: PLC0415 - loads torch and lightning
 
-    return explained(lambda: start(arguments))
+    start(arguments)
 
 
 def _takes_a_split(arguments: Sequence[str]) -> bool:
@@ -181,76 +175,88 @@ def _takes_a_split(arguments: Sequence[str]) -> bool:
     return arguments[0] in ("predict", "test") and any(re.split("[=.]", arg)[0] in run_options for arg in arguments[1:])
 
 
+# --------------------------------------------------------------------------------- tools: commands with own options
+
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and settings of an argument, as for :meth:`ArgumentParser.add_argument`."""
+_TOOLS: dict[str, tuple[Callable[[Namespace], None], tuple[Argument, ...]]] = {}
+_USAGE = {  # of tools that pass other options on to fcco fit
+    "front": "fcco front [--config CONFIG] [--kappas K,K,... | --factors F,F,...] [--out FOLDER] OPTION ...",
+    "tune": "%(prog)s [options] --search FILE ...",
+}
+_EITHER = ("--kappas", "--factors")  # of front; they exclude each other
+
+
+def _tool(*arguments: Argument) -> Callable[[Callable[[Namespace], None]], Callable[[Namespace], None]]:
+    """Decorate the function of a tool, which receives its options and, in ``of_fit``, those passed on to fit."""
+
+    def add(work: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+        _TOOLS[work.__name__.removeprefix("_")] = work, arguments
+        return work
+
+    return add
+
+
+def _argument(*names: str, **settings: Any) -> Argument:
+    return names, settings
+
+
+_CKPT = _argument("ckpt", metavar="CKPT", help="checkpoint written by fcco fit")
+_TABLE = _argument("table", metavar="TABLE", help="CSV or Parquet file, or another source that data.train accepts")
+_TRUSTED = _argument(
+    "--trusted", nargs="+", default=[], metavar="CLASS", help="full names of your own classes that may be imported"
+)
+
+
+def parser_of(name: str) -> ArgumentParser:
+    """The parser of a tool, whose description is the docstring of its function."""
+    work, arguments = _TOOLS[name]
+    parser = ArgumentParser(f"fcco {name}", usage=_USAGE.get(name), description=work.__doc__, allow_abbrev=False)
+    group = parser.add_mutually_exclusive_group() if name == "front" else parser
+    for names, settings in arguments:
+        (group if names[0] in _EITHER else parser).add_argument(*names, **settings)
+    return parser
+
+
 def _options(name: str) -> list[str]:
     """The long options of a tool, without ``--config``, which is completed as for ``fit``."""
-    parser = ArgumentParser(add_help=False)
-    _TOOLS[name](parser)
-    return [option for option in parser._option_string_actions if option.startswith("--") and option != "--config"]
+    words = [word for names, _ in _TOOLS[name][1] for word in names]
+    return [word for word in words if word.startswith("--") and word != "--config"]
 
 
 def _run_tool(name: str, *args: str) -> int:
-    parser = ArgumentParser(f"fcco {name}", description=_TOOLS[name].__doc__, allow_abbrev=False)
-    work = _TOOLS[name](parser)
+    parser = parser_of(name)
     options, of_fit = parser.parse_known_args(args)
-    if of_fit and name not in ("front", "tune"):
+    if of_fit and name not in _USAGE:
         parser.error(f"unrecognized arguments: {' '.join(of_fit)}")
-    return _status(work, Namespace(**vars(options), of_fit=of_fit))
 
-
-def _require_checkpoint(ckpt: Path, table: str) -> None:
-    """Refuse a table and a checkpoint in the wrong order."""
-    if ckpt.suffix != ".ckpt" and table.endswith(".ckpt"):
-        raise ConfigError(f"{ckpt} stands where the checkpoint belongs, and {table} behind it. Put {table} first.")
-
-
-def _status(work: Work, options: Namespace) -> int:
-    """Carry out a command and return its exit status, see :func:`run`."""
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+    def work() -> None:
+        with _plain_warnings():
             if "ckpt" in options:  # before torch is loaded
-                _require_checkpoint(checkpoint_file(options.ckpt), str(getattr(options, "table", "")))
-            work(options)
-    except FCCOError as error:
-        if os.environ.get("FCCO_DEBUG"):
-            raise
-        sys.stderr.write(printable_lines(f"fcco: {type(error).__name__}: {error}") + "\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) or os.environ.get("FCCO_DEBUG"):
-            raise  # BrokenPipeError: the reader of the output has closed it
-        sys.stderr.write(printable_lines(f"fcco: {type(error).__name__}: {error}") + "\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("fcco: interrupted.\n")
-        return 130
-    return 0
+                ckpt, table = checkpoint_file(options.ckpt), str(getattr(options, "table", ""))
+                if ckpt.suffix != ".ckpt" and table.endswith(".ckpt"):
+                    raise ConfigError(
+                        f"{ckpt} stands where the checkpoint belongs, and {table} behind it. Put {table} first."
+                    )
+            _TOOLS[name][0](Namespace(**vars(options), of_fit=of_fit))
+
+    return status_of(work, trains=name == "tune")
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    """Print a warning in one line, without its place in the code."""
-    sys.stderr.write(printable_lines(f"fcco: {category.__name__}: {message}") + "\n")
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Within this context, warnings are printed in one line, without their place in the code."""
+
+    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+        sys.stderr.write(printable_lines(f"fcco: {category.__name__}: {message}") + "\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
-def _list(parser: ArgumentParser) -> Work:
-    """List the classes that a configuration can name, the configurations and the searches, a line for each."""
-    parser.add_argument(
-        "kinds", metavar="KIND", nargs="*", type=_kind, help=f"some of: {', '.join(_LISTED)} (default: all)"
-    )
-    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into the current folder, to be edited")
-
-    def work(options: Namespace) -> None:
-        if options.copy is not None:
-            _print_line(copy_config(options.copy, Path()))
-            return
-        for kind in options.kinds or _LISTED:
-            _list_kind(kind)
-        _print_line(
-            "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Combinations that do not work are "
-            "refused, with the names of the parts."
-        )
-
-    return work
+def _print_line(line: object) -> None:
+    sys.stdout.write(f"{printable_lines(line)}\n")
 
 
 def _kind(name: str) -> str:
@@ -259,251 +265,197 @@ def _kind(name: str) -> str:
     return name
 
 
-def _list_kind(kind: str) -> None:
-    if kind == "configs":
-        place = "fcco fit --config NAME; --copy NAME copies one"
-        entries = {name: summary(path) for name, path in named_configs().items()}
-    elif kind == "searches":
-        place = "fcco tune --search NAME; grids of the papers"
-        entries = {name: summary(path) for name, path in named_searches().items()}
-    else:
-        place, entries = KINDS[kind].place, members(kind)
-    _print_line(f"{kind} ({place})")
-    width = 2 + max(26, *map(len, entries))
-    for name, line in entries.items():
-        _print_line(f"  {name:<{width}}{line}")
-    _print_line("")
+@_tool(
+    _argument("kinds", metavar="KIND", nargs="*", type=_kind, help=f"some of: {', '.join(_LISTED)} (default: all)"),
+    _argument("--copy", metavar="CONFIG", help="copy a configuration into the current folder, to be edited"),
+)
+def _list(options: Namespace) -> None:
+    """List the classes that a configuration can name, the configurations and the searches, a line for each."""
+    if options.copy is not None:
+        _print_line(copy_config(options.copy, Path()))
+        return
+    for kind in options.kinds or _LISTED:
+        if kind in KINDS:
+            place, entries = KINDS[kind].place, members(kind)
+        else:
+            found = named_configs() if kind == "configs" else named_searches()
+            entries = {name: summary(path) for name, path in found.items()}
+            usage = "fcco fit --config NAME; --copy NAME copies one"
+            place = usage if kind == "configs" else "fcco tune --search NAME; grids of the papers"
+        _print_line(f"{kind} ({place})")
+        width = 2 + max(26, *map(len, entries))
+        for name, line in entries.items():
+            _print_line(f"  {name:<{width}}{line}")
+        _print_line("")
+    _print_line(
+        "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Combinations that do not work are "
+        "refused, with the names of the parts."
+    )
 
 
-def _inspect(parser: ArgumentParser) -> Work:
+@_tool(_CKPT, _argument("--json", action="store_true", help="print JSON instead of a table"))
+def _inspect(options: Namespace) -> None:
     """Show the contents of a checkpoint: training state, weights and dual states. Every byte is verified."""
-    _add_checkpoint(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    from fcco_lightning.cli.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.cli.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
-
-        print_description(options.ckpt, as_json=options.json)
-
-    return work
+    print_description(options.ckpt, as_json=options.json)
 
 
-def _convert(parser: ArgumentParser) -> Work:
+@_tool(
+    _CKPT,
+    _argument("out", metavar="OUT", help="file to write, NAME.safetensors or NAME.npz"),
+    _argument("--force", action="store_true", help="overwrite OUT if it exists"),
+)
+def _convert(options: Namespace) -> None:
     """Write a checkpoint as plain tensors.
 
     The file has the network's weights (network.*), and for every dual state NAME.rows (NaN in rows that were never
     written) and NAME.seen.
     """
-    _add_checkpoint(parser)
-    parser.add_argument("out", metavar="OUT", help="file to write, NAME.safetensors or NAME.npz")
-    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
-
-        _print_line(convert(options.ckpt, options.out, force=options.force))
-
-    return work
+    _print_line(convert(options.ckpt, options.out, force=options.force))
 
 
-def _predict(parser: ArgumentParser) -> Work:
+@_tool(
+    _CKPT,
+    _TABLE,
+    _argument("--out", default="predictions.csv", help="file to write, .csv or .parquet (default %(default)s)"),
+    _argument("--id", dest="id_column", help="column with the rows' ids (default: their numbers)"),
+    _argument(
+        "--threshold", type=float, help="probability above which a decision is positive (default: as in the run)"
+    ),
+    _TRUSTED,
+)
+def _predict(options: Namespace) -> None:
     """Predict the rows of a table of numbers and categories, or of texts, with labels or without.
 
     The file that is written has for every row its id, its groups if the table has them, scores, probabilities and
     decisions. For images and other data: fcco predict --config CONFIG --ckpt_path CKPT (add --help for its options).
     """
-    _add_checkpoint(parser)
-    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or another source that data.train accepts")
-    parser.add_argument(
-        "--out", default="predictions.csv", help="file to write, .csv or .parquet (default %(default)s)"
-    )
-    parser.add_argument("--id", dest="id_column", help="column with the rows' ids (default: their numbers)")
-    parser.add_argument(
-        "--threshold", type=float, help="probability above which a decision is positive (default: as in the run)"
-    )
-    _add_trusted(parser)
+    from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
-
-        model = load(options.ckpt, trusted=options.trusted)
-        write_table(model.predict(options.table, id_column=options.id_column, threshold=options.threshold), options.out)
-        _print_line(options.out)
-
-    return work
+    model = load(options.ckpt, trusted=options.trusted)
+    write_table(model.predict(options.table, id_column=options.id_column, threshold=options.threshold), options.out)
+    _print_line(options.out)
 
 
-def _test(parser: ArgumentParser) -> Work:
+@_tool(
+    _CKPT,
+    _TABLE,
+    _argument("--out", default="report", help="folder of the report (default %(default)s)"),
+    _argument(
+        "--importances", action="store_true", help="also measure how much shuffling one column of the table costs"
+    ),
+    _TRUSTED,
+)
+def _test(options: Namespace) -> None:
     """Evaluate a checkpoint on a labelled table of numbers and categories, or of texts.
 
     The report is that of a run on one split: figures, constraints with confidence intervals, tables and pictures, with
     the checkpoint's encoding and decisions. For images and other data: fcco test --config CONFIG --ckpt_path CKPT (add
     --help for its options).
     """
-    _add_checkpoint(parser)
-    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or another source that data.train accepts")
-    parser.add_argument("--out", default="report", help="folder of the report (default %(default)s)")
-    parser.add_argument(
-        "--importances", action="store_true", help="also measure how much shuffling one column of the table costs"
-    )
-    _add_trusted(parser)
+    from fcco_lightning.reports import report_on  # noqa: PLC0415 - loads torch
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.reports import report_on  # noqa: PLC0415 - loads torch
-
-        report = report_on(options.ckpt, options.table, trusted=options.trusted, importances=options.importances)
-        report.write(options.out)
-        report.show()
-        _print_line(f"Report and pictures: {options.out} (report.html shows all)")
-
-    return work
+    report = report_on(options.ckpt, options.table, trusted=options.trusted, importances=options.importances)
+    report.write(options.out)
+    report.show()
+    _print_line(f"Report and pictures: {options.out} (report.html shows all)")
 
 
-def _export(parser: ArgumentParser) -> Work:
+@_tool(
+    _CKPT,
+    _argument(
+        "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
+    ),
+    _argument("--shape", type=int, nargs="+", help="shape of one input, for networks whose inputs are not tables"),
+    _TRUSTED,
+)
+def _export(options: Namespace) -> None:
     """Write the network of a checkpoint for other programs.
 
     Beside a .pt2 or .onnx file, OUT.json is written, which describes how the columns of a table become the network's
     input and how scores become decisions, and fcco_loader.py, which predicts rows where this package is not installed.
     """
-    _add_checkpoint(parser)
-    parser.add_argument(
-        "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
-    )
-    parser.add_argument(
-        "--shape", type=int, nargs="+", help="shape of one input, for networks whose inputs are not tables"
-    )
-    _add_trusted(parser)
+    from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
-
-        _print_line(export(options.ckpt, options.out, shape=options.shape, trusted=options.trusted))
-
-    return work
+    _print_line(export(options.ckpt, options.out, shape=options.shape, trusted=options.trusted))
 
 
-def _compare(parser: ArgumentParser) -> Work:
+@_tool(
+    _argument("runs", metavar="RUN", nargs="+", help="folder of a run, which contains report.json"),
+    _argument("--out", help="CSV file to write the table to"),
+    _argument("--picture", default="comparison.png", help="PNG file to write (default %(default)s)"),
+)
+def _compare(options: Namespace) -> None:
     """Show finished runs side by side: the settings in which they differ, their figures, and a picture."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, which contains report.json")
-    parser.add_argument("--out", help="CSV file to write the table to")
-    parser.add_argument("--picture", default="comparison.png", help="PNG file to write (default %(default)s)")
+    from fcco_lightning.cli.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.cli.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
-
-        print_comparison(options.runs, options.out, options.picture)
-
-    return work
+    print_comparison(options.runs, options.out, options.picture)
 
 
-def _front(parser: ArgumentParser) -> Work:
-    """Measure the trade-off between a model's figures and the violation of its constraints.
-
-    A run is trained for every kappa, from the loosest to the tightest; each starts from the weights and multipliers of
-    the one before. Then a table is printed, and front.csv, front.json and front.png are written. After an interruption
-    the same command continues, without training finished points again.
-    """
-    parser.usage = "fcco front [--config CONFIG] [--kappas K,K,... | --factors F,F,...] [--out FOLDER] OPTION ..."
-    parser.epilog = (
-        "All other options are passed to fcco fit for every point: --trainer.max_epochs 20, --data.train TABLE."
-    )
-    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as for fcco fit")
-    point_options = parser.add_mutually_exclusive_group()
-    point_options.add_argument("--kappas", metavar="K,K,...", help="the kappa of all constraints, for every point")
-    point_options.add_argument(
+@_tool(
+    _argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as for fcco fit"),
+    _argument("--kappas", metavar="K,K,...", help="the kappa of all constraints, for every point"),
+    _argument(
         "--factors",
         metavar="F,F,...",
         default="4,2,1,0.5,0.25",
         help="the factor on the kappas of the configuration, for every point (default %(default)s)",
-    )
-    parser.add_argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)")
+    ),
+    _argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)"),
+)
+def _front(options: Namespace) -> None:
+    """Measure the trade-off between a model's figures and the violation of its constraints.
 
-    def work(options: Namespace) -> None:
-        from fcco_lightning.cli.front import print_front  # noqa: PLC0415 - loads rich and matplotlib
-
-        configs = [part for name in options.config for part in ("--config", name)]
-        print_front([*configs, *options.of_fit], options.kappas, options.factors, options.out)
-
-    return work
-
-
-def _tune(parser: ArgumentParser) -> Work:
-    """Search over the options of fcco fit: every trial is a fit with the same budget, judged on the validation split.
-
-    Needs optuna: pip install 'fcco-lightning[tune]'. All other options are passed to fcco fit.
+    A run is trained for every kappa, from the loosest to the tightest; each starts from the weights and multipliers of
+    the one before. Then a table is printed, and front.csv, front.json and front.png are written. After an interruption
+    the same command continues, without training finished points again. All other options are passed to fcco fit for
+    every point: --trainer.max_epochs 20, --data.train TABLE.
     """
-    parser.usage = "%(prog)s [options] --search FILE ..."
-    parser.add_argument(
+    from fcco_lightning.cli.front import print_front  # noqa: PLC0415 - loads rich and matplotlib
+
+    configs = [part for name in options.config for part in ("--config", name)]
+    print_front([*configs, *options.of_fit], options.kappas, options.factors, options.out)
+
+
+@_tool(
+    _argument(
         "--search",
         dest="space",
         metavar="FILE",
         required=True,
         help="YAML file with the options to search over, or one of: fcco list searches",
-    )
-    parser.add_argument(
-        "--trials",
-        type=int,
-        default=20,
-        help="number of fits, including those in the folder (default %(default)s)",
-    )
-    parser.add_argument(
+    ),
+    _argument(
+        "--trials", type=int, default=20, help="number of fits, including those in the folder (default %(default)s)"
+    ),
+    _argument(
         "--folder", default="tuning", help="folder of the search, which is continued if it exists (default %(default)s)"
-    )
-    parser.add_argument(
-        "--figure", help="figure of the validation split to optimise (default: the objective's figure of merit)"
-    )
-    parser.add_argument(
+    ),
+    _argument("--figure", help="figure of the validation split to optimise (default: the objective's figure of merit)"),
+    _argument(
         "--mode",
         choices=("max", "min"),
         help="whether larger or smaller figures are better (default: min for losses and gaps)",
-    )
-    parser.add_argument(
+    ),
+    _argument(
         "--sampler",
         choices=("tpe", "random", "grid"),
         default="tpe",
         help="tpe learns from earlier trials, grid tries all combinations (default %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampler (default %(default)s)")
-    parser.add_argument(
-        "--full", action="store_true", help="end no trial early (by default, successive halving ends poor ones)"
-    )
+    ),
+    _argument("--seed", type=int, default=0, help="seed of the sampler (default %(default)s)"),
+    _argument("--full", action="store_true", help="end no trial early (by default, successive halving ends poor ones)"),
+)
+def _tune(options: Namespace) -> None:
+    """Search over the options of fcco fit: every trial is a fit with the same budget, judged on the validation split.
 
-    def work(options: Namespace) -> None:
-        with quick_loading():
-            from fcco_lightning.cli.lightning_cli import explained  # noqa: PLC0415 - loads torch and lightning
-            from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415
+    Needs optuna: pip install 'fcco-lightning[tune]'. All other options are passed to fcco fit.
+    """
+    with quick_loading():
+        from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415 - loads torch and lightning
 
-        settings = vars(options)
-        fit = settings.pop("of_fit")
-        status = explained(lambda: print_search(fit, **settings))
-        if status:
-            sys.exit(status)
-
-    return work
-
-
-def _add_checkpoint(parser: ArgumentParser) -> None:
-    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint written by fcco fit")
-
-
-def _add_trusted(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--trusted", nargs="+", default=[], metavar="CLASS", help="full names of your own classes that may be imported"
-    )
-
-
-def _print_line(line: object) -> None:
-    sys.stdout.write(f"{printable_lines(line)}\n")
-
-
-_TOOLS: dict[str, Callable[[ArgumentParser], Work]] = {
-    "compare": _compare,
-    "convert": _convert,
-    "export": _export,
-    "front": _front,
-    "inspect": _inspect,
-    "list": _list,
-    "predict": _predict,
-    "test": _test,
-    "tune": _tune,
-}
+    settings = vars(options)
+    print_search(settings.pop("of_fit"), **settings)

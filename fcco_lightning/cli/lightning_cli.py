@@ -1,44 +1,35 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
 import copy
-import errno
 import importlib
 import importlib.util
 import itertools
 import logging
-import os
-import signal
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
-import torch.distributed as dist
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning
 import fcco_lightning.data.datamodules
 from fcco_lightning import FAMILIES, Report, public_names
 from fcco_lightning.cli.catalogue import SECTIONS
+from fcco_lightning.cli.failures import explain
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.cli.yaml_files import require_harmless
-from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError, printable, printable_lines
+from fcco_lightning.errors import CheckpointError, ConfigError, printable, printable_lines
 from fcco_lightning.state.checkpoint_files import read_file
-from fcco_lightning.state.processes import end_processes
-from fcco_lightning.state.watch import is_lost
 from fcco_lightning.training import FCCOModule
-from fcco_lightning.training.preemption import SAVED
 from fcco_lightning.training.resuming.finding import find_own, job_identity
 
 _TRAINER_DEFAULTS = {
@@ -91,9 +82,6 @@ def _without_advertisements() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(_is_ours)
-
-
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class FCCOCLI(LightningCLI):
@@ -189,7 +177,7 @@ class FCCOCLI(LightningCLI):
             if self.trainer.log_dir is not None:
                 folder = Path(self.trainer.log_dir)
                 with suppress(OSError):  # raised if the folder is not empty
-                    refused = isinstance(error, Exception) and _explain(error)[1] is not None
+                    refused = isinstance(error, Exception) and explain(error) is not None
                     if refused and [path.name for path in folder.iterdir()] == ["config.yaml"]:
                         (folder / "config.yaml").unlink()
                     folder.rmdir()
@@ -312,87 +300,3 @@ def start(args: Sequence[str], callbacks: Sequence[Callback] = ()) -> None:
             parser_kwargs={"prog": "fcco"},
             args=list(args),
         )
-
-
-def explained(work: Callable[[], object]) -> int:
-    """Do the work, print a message for an expected error, and destroy the process group.
-
-    Returns: the exit status: 0, 2 if an argument is refused, 1 for any other error, 130 or 143 when interrupted.
-    """
-    standing = dist.is_available() and dist.is_initialized()
-    try:
-        work()
-        if not standing:
-            end_processes()
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
-        status, explanation = _explain(error)
-        if explanation is None:
-            raise
-        sys.stderr.write(f"\nfcco: {printable_lines(explanation)}\n")
-        return status
-    return 0
-
-
-def _explain(error: BaseException) -> tuple[int, str | None]:
-    """Exit status and message for an exception; the message is None if the exception is not expected.
-
-    The whole chain of causes is searched, since jsonargparse and Lightning wrap our errors and signals.
-    """
-    resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
-    said = isinstance(error, SystemExit) and error.code == 2  # the parser has printed its message
-    cause: BaseException | None = None if said or os.environ.get("FCCO_DEBUG") else error
-    while cause is not None:
-        if (sentence := _message_of_our_error(cause)) is not None:
-            # errors of other libraries are about refused arguments, too
-            return 2 if isinstance(cause, ConfigError) or not isinstance(cause, FCCOError) else 1, sentence
-        if isinstance(cause, SIGTERMException):
-            return 128 + signal.SIGTERM, f"told to end{_how_to_continue(cause)}"
-        if isinstance(cause, KeyboardInterrupt):
-            return 128 + signal.SIGINT, f"interrupted{_how_to_continue(cause)}"
-        if is_lost(cause):
-            reason = cause.__cause__ or "another process of the job has ended or does not answer."
-            return 1, f"{reason} To go on, {resume}"
-        is_file_error = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
-        if isinstance(cause, MisconfigurationException) or is_file_error or _raised_in_library(cause):
-            refused = isinstance(cause, MisconfigurationException | ValueError | TypeError)
-            return 2 if refused else 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
-        cause = cause.__cause__ or cause.__context__
-    return 1, None
-
-
-def _how_to_continue(end: BaseException) -> str:
-    """The end of the message of an interrupted run: how to resume it."""
-    if SAVED in end.args:
-        return ", saved; continue with --ckpt_path auto."
-    return "; --ckpt_path auto continues what was saved before, if there is anything."
-
-
-def _message_of_our_error(error: BaseException) -> str | None:
-    """The message of one of our own errors; None for another error.
-
-    If an option may have several types, such as a penalty or multipliers, jsonargparse tries all and lists their
-    messages: that of the named class is about its arguments, those of the others are about the name.
-    """
-    if isinstance(error, FCCOError):
-        # torch raises an error of a worker process with the traceback as its message
-        message = str(error).rpartition(f"\n{type(error).__module__}.{type(error).__name__}: ")[2]
-        return f"{type(error).__name__}: {message.rstrip()}"
-    head, _, errors = str(error).partition("\nErrors:\n")
-    if not isinstance(error, ValueError) or not head.startswith("Does not validate against any of the Union"):
-        return None
-    lines = errors.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
-    others = ("Expected a ", "Expected an instantiatable class", "Import path ", "Does not validate")
-    messages = [line for line in lines if not line.startswith(others)]
-    return f"{ConfigError.__name__}: {messages[0]}" if len(messages) == 1 else None
-
-
-def _raised_in_library(error: BaseException) -> bool:
-    """Whether Lightning or torch has refused an argument, so that its message suffices without a traceback."""
-    if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
-        return True
-    refusals = {"lightning": ValueError | TypeError | RuntimeError, "torch": ValueError | TypeError}
-    *_, last = traceback.extract_tb(error.__traceback__) or [None]
-    return last is not None and any(
-        isinstance(error, kinds) and f"{os.sep}site-packages{os.sep}{name}" in last.filename
-        for name, kinds in refusals.items()
-    )

@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 import fcco_lightning.__main__
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import commands, run
-from fcco_lightning.cli.lightning_cli import explained
+from fcco_lightning.cli.failures import status_of
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.data.conditions import Where
 from fcco_lightning.errors import CheckpointError
@@ -532,10 +532,8 @@ def flipped(content):
 
 def test_the_help_of_tools_says_their_defaults():
     silent = []
-    for name, add in commands._TOOLS.items():
-        parser = argparse.ArgumentParser()
-        add(parser)
-        for action in parser._actions:
+    for name in commands._TOOLS:
+        for action in commands.parser_of(name)._actions:
             plain = action.default in (None, False, [], argparse.SUPPRESS)
             if not plain and "%(default)s" not in (action.help or ""):
                 silent.append((name, action.dest))
@@ -627,7 +625,7 @@ def test_what_was_not_saved_is_not_called_so(capsys, end):
     def work():
         raise end
 
-    assert explained(work) == (143 if end is SIGTERMException else 130)
+    assert status_of(work, trains=True) == (143 if end is SIGTERMException else 130)
     assert "; --ckpt_path auto continues what was saved before, if there is anything." in capsys.readouterr().err
 
 
@@ -635,7 +633,7 @@ def test_a_full_disk_is_said_in_a_line(capsys):
     def work():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    assert explained(work) == 1
+    assert status_of(work, trains=True) == 1
     assert "fcco: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
 
 

@@ -191,12 +191,12 @@ def test_a_run_on_a_table_of_hostile_names(tmp_path):
 def test_an_unreadable_image_in_a_worker_process_is_one_line(tmp_path, capfd):
     from torch.utils.data import DataLoader
 
-    from fcco_lightning.cli.lightning_cli import explained
+    from fcco_lightning.cli.failures import status_of
     from fcco_lightning.data.images import ImageTable, image_transform
 
     table = ImageTable([b"no image"] * 4, {}, image_transform(8))
     logging.getLogger().handlers.clear()
-    assert explained(lambda: list(DataLoader(table, batch_size=2, num_workers=1))) == 1
+    assert status_of(lambda: list(DataLoader(table, batch_size=2, num_workers=1))) == 1
     said = capfd.readouterr().err.strip()
     assert said.startswith("fcco: DataError: Row 0: the image <bytes> cannot be read")
     assert "Traceback" not in said

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fcco_lightning.cli import run
-from fcco_lightning.cli.lightning_cli import explained
+from fcco_lightning.cli.failures import status_of
 from fcco_lightning.state.processes import Processes, end_processes
 from tests.launch import launch, values
 
@@ -111,11 +111,11 @@ def test_a_process_group_ends_with_its_command():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         Processes.apart()
 
-    assert explained(begin) == 0
+    assert status_of(begin) == 0
     assert not dist.is_initialized()
     begin()
     try:
-        assert explained(Processes.apart) == 0
+        assert status_of(Processes.apart) == 0
         assert dist.is_initialized()
     finally:
         end_processes()
