@@ -148,7 +148,7 @@ def commands_of(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```bash" in PAGES[page] and "benchmarks" not in page])
 def test_commands_are_understood(page, parser_of, monkeypatch):
-    monkeypatch.setattr(commands, "_status", lambda work, given: 0)  # parsed, not carried out
+    monkeypatch.setattr(commands, "status_of", lambda work, **_: 0)  # parsed, not carried out
     own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
     for name in ("my_clip.yaml", "my_changes.yaml"):
         Path(name).write_text(own[0] if own else "{}")
