@@ -154,8 +154,8 @@ class Evaluation(ABC):
         if figure := asked or self.merit or (self.bar[0] if len(self.bar) == 1 else ""):
             return figure
         raise ConfigError(
-            f"{type(self).__name__} does not say which of its figures ({', '.join(self.bar) or 'none is shown'}) "
-            "counts. Name one: --figure for fcco tune, --feasible.figure for the weights of a run."
+            f"{type(self).__name__} has no figure of merit (it shows {', '.join(self.bar) or 'no figure'}). Name the "
+            "figure to compare by: --figure for fcco tune, --feasible.figure for the weights of a run."
         )
 
     def group_name(self, group: int) -> str:

@@ -178,7 +178,7 @@ def _by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> pd.Data
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
     group, weight = whole_numbers(batch, needed_by, "group"), weight_of(batch, losses, needed_by)
-    require(group >= -1, group, "groups are numbered from 0, and -1 is no group", "Number the groups from 0.")
+    require(group >= -1, group, "group must be >= 0, or -1 for no group", "Number the groups from 0.")
     columns = (group, weight, weight * correct, weight * losses)
     number, *values = (column[group >= 0].cpu().numpy() for column in columns)
     sums = [np.bincount(number, weights=weights) for weights in (None, *values)]

@@ -122,7 +122,7 @@ def concatenate(parts: Sequence[Split], processes: Processes) -> Split:
     """
     with processes.guard():
         if not parts:
-            raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
+            raise DataError("a split has fewer samples than there are processes. Use fewer processes, or more samples.")
         local = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         leaves, structure = pytree.tree_flatten(local)
     joined: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)

@@ -87,12 +87,14 @@ class Baseline(Callback):
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
         if not pl_module.algorithm.posed(pl_module.objective, pl_module.constraints)[1]:
-            rank_zero_info("No constraint is penalised: there is no unconstrained model to compare with.")
+            rank_zero_info(
+                "--baseline.enabled has no effect: no constraint is enforced, so the model would be the same."
+            )
             return
         if trainer.global_step > 0 and self._restored is None:
             rank_zero_warn(
-                "the checkpoint was written without the unconstrained model (--baseline.enabled): where it would start "
-                "is not known any more, so there is none to compare with."
+                "--baseline.enabled has no effect: the checkpoint was written without the unconstrained model, whose "
+                "initial weights are no longer known. Enable it from the start of a run."
             )
             return
         self._copy(pl_module)
@@ -101,18 +103,19 @@ class Baseline(Callback):
         objective = module.objective
         if module.phases.pretrain is not None and not module.phases.seamless:
             raise ConfigError(
-                "after pretraining with a new head and optimizer there is no model without constraints to compare "
-                "with. Set --baseline.enabled to false, or --model.pretrain.seamless to true, or leave out pretrain."
+                "--baseline.enabled true compares models with the same initial weights, and pretraining replaces the "
+                "head and the optimizer. Set --model.pretrain.seamless to true, leave out pretrain, or set "
+                "--baseline.enabled to false."
             )
         if objective.sample_parameters is not None or (objective.outer is not None and objective.outer.coupled):
             raise ConfigError(
-                f"{type(objective).__name__} with {module.algorithm.name} cannot be measured on one batch, so there is "
-                "no unconstrained model to compare with. Set --baseline.enabled to false."
+                f"--baseline.enabled true trains on the objective of single batches, and {type(objective).__name__} "
+                f"with {module.algorithm.name} cannot be computed on one batch. Set --baseline.enabled to false."
             )
         if module.backend.sharded:
             raise ConfigError(
-                "a model without constraints is a whole copy of the network, whose weights ModelParallelStrategy "
-                "shards. Set --baseline.enabled to false, or use --trainer.strategy ddp."
+                "--baseline.enabled true copies the whole network, and ModelParallelStrategy shards its weights over "
+                "the processes. Set --baseline.enabled to false, or use --trainer.strategy ddp."
             )
         self.network, self._objective = copy_of(module.network), copy.deepcopy(objective)
         self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)

@@ -53,8 +53,8 @@ def _has_probabilities(model: "ConstrainedClassifier") -> bool:
     if model.objective is None or model.objective.proper:
         return True
     raise AttributeError(
-        f"the scores of {type(model.objective).__name__} rank, and are no probabilities. Calibrate them on samples "
-        "held out, by sklearn.calibration.CalibratedClassifierCV, or train with cross-entropy."
+        f"the scores of {type(model.objective).__name__} are not log-odds, so there are no probabilities. Calibrate "
+        "them on held-out samples by sklearn.calibration.CalibratedClassifierCV, or train with CrossEntropy."
     )
 
 
@@ -267,7 +267,10 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
         unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
         if unknown:
-            raise DataError(f"y has the classes {unknown}, and training had {self.classes_.tolist()} only.")
+            raise DataError(
+                f"y has the classes {unknown}, which are not among the classes of training, {self.classes_.tolist()}. "
+                "Leave these samples out."
+            )
         groups = groups_of_samples(sensitive_features, len(y), later=True)
         columns = {"y": torch.from_numpy(np.searchsorted(self.classes_, y))}
         if sample_weight is not None:
@@ -358,16 +361,16 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             return as_decisions(self.decisions)
         if self.decisions is not None:
             raise ConfigError(
-                f"class_weight={self.class_weight!r} and decisions={self.decisions!r} both say what mistakes cost. "
-                "Leave one of them out."
+                f"class_weight={self.class_weight!r} and decisions={self.decisions!r} both define the costs of "
+                "mistakes. Leave one of them out."
             )
         if self.class_weight == "balanced":
             return Decisions(costs="balanced")
         costs, labels = self.class_weight, self.classes_.tolist()
         if not isinstance(costs, Mapping) or not set(costs) <= set(labels):
             raise ConfigError(
-                f"class_weight must be 'balanced', or name costs of some of the classes {labels}, of which those that "
-                f"are not named have the cost 1, got {costs!r}."
+                f"class_weight must be 'balanced', or a mapping from some of the classes {labels} to costs (1 for the "
+                f"others), got {costs!r}."
             )
         return Decisions(costs=[float(costs.get(label, 1)) for label in labels])
 
@@ -375,7 +378,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Refuse an objective or constraints on groups if there are no such groups."""
         if isinstance(self.objective, GroupObjective) and "group" not in groups:
             raise DataError(
-                f"{type(self.objective).__name__} is about groups, and sensitive_features has not been given. Call "
+                f"{type(self.objective).__name__} needs groups, and sensitive_features has not been given. Call "
                 "fit(X, y, sensitive_features=...) with one group for every sample, or with a table of columns."
             )
         for constraint in self.constraints:

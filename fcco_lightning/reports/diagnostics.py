@@ -144,9 +144,9 @@ class Diagnostics(Callback):
         parameters = module.objective.sample_parameters
         if parameters is not None and (trainer.state.fn != "fit" or self.split != "train"):
             raise ConfigError(
-                f"a certificate of {type(module.objective).__name__} takes the {parameters.name} of every training "
-                "sample, which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for "
-                "a checkpoint, fcco fit --ckpt_path with as many epochs as it has."
+                f"the certificate of {type(module.objective).__name__} needs the {parameters.name} of every training "
+                "sample, which is known only during training. Use --diagnostics.split train with fcco fit; for a "
+                "checkpoint, resume it by fcco fit --ckpt_path with the same number of epochs."
             )
         if self._is_group_objective(module):
             required_size(_functions(module), self.max_values)
@@ -156,12 +156,15 @@ class Diagnostics(Callback):
     def _loader(self, trainer: Trainer) -> DataLoader[Any]:
         loaders = getattr(getattr(trainer, "datamodule", None), "evaluation_loaders", None)
         if loaders is None:
-            raise ConfigError("diagnostics need a datamodule with evaluation_loaders(), as those of this package.")
+            raise ConfigError(
+                "diagnostics need a datamodule with a method evaluation_loaders(), such as those of this package. Add "
+                "the method, or set --diagnostics.enabled to false."
+            )
         diagnosis: dict[str, DataLoader[Any]] = loaders()
         if self.split not in diagnosis:
             raise ConfigError(
-                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(diagnosis)}. Choose one of them; for "
-                "images --data.eval_train true adds train."
+                f"diagnostics.split {self.split!r} is not evaluated, only {sorted(diagnosis)}. Choose one of these; "
+                "for images, --data.eval_train true adds train."
             )
         return diagnosis[self.split]
 

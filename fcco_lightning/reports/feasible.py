@@ -148,14 +148,15 @@ class BestFeasible(Callback):
             return
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
             raise ConfigError(
-                "feasible.margin='auto' judges the constraints on a validation split 'val', and the data has none: on "
-                "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables, "
-                "data.val_fraction where they are made in memory), or leave the margin out."
+                "feasible.margin='auto' tests the constraints on a validation split 'val', and the data has none. Hold "
+                "out a part (data.splits.val_fraction for tables, data.val_fraction for data made in memory), or leave "
+                "out feasible.margin."
             )
         if trainer.max_epochs is None or trainer.max_epochs < 0:
             raise ConfigError(
-                f"feasible.margin='auto' shares its confidence among the validations that the run plans, and "
-                f"trainer.max_epochs={trainer.max_epochs} plans none. Set trainer.max_epochs, or leave the margin out."
+                f"feasible.margin='auto' divides its error probability by the planned number of validations, which "
+                f"trainer.max_epochs={trainer.max_epochs} does not determine. Set trainer.max_epochs to a number >= 1, "
+                "or leave out feasible.margin."
             )
         for constraint, margin in zip(pl_module.constraints, self._margins, strict=False):
             constraint.tighten(margin)
@@ -164,11 +165,13 @@ class BestFeasible(Callback):
         """Warn of settings that will have no effect."""
         judged = "val" in getattr(getattr(trainer, "datamodule", None), "val_names", ("val",))
         if self.margin is not None and not self.enabled:
-            rank_zero_warn(f"feasible.margin={self.margin!r} does nothing without feasible.enabled, which is false.")
+            rank_zero_warn(
+                f"feasible.margin={self.margin!r} has no effect, as feasible.enabled is false. Set it to true."
+            )
         elif self.margin is None and self.enabled and not judged:
             rank_zero_warn(
-                "feasible.enabled keeps the weights that are best on a validation split 'val', and the data has none: "
-                "the last ones are kept. Hold one out (data.splits.val_fraction for tables)."
+                "feasible.enabled has no effect: it chooses the weights that are best on a validation split 'val', "
+                "and the data has none, so the last ones are kept. Hold out a part (tables: data.splits.val_fraction)."
             )
 
     def _drop_choice_by_another_rule(self, module: FCCOModule) -> None:
@@ -179,14 +182,14 @@ class BestFeasible(Callback):
             "mode": self.mode,
             "confidence": self.confidence if self.margin else None,
         }
-        with in_words("what the checkpoint has kept as the best so far"):
+        with in_words("the best weights in the checkpoint"):
             changed = bool(self.chosen) and settings != self._settings
             if self.chosen and not changed:
                 self._rank(self.chosen, settings["figure"])
         if changed:
             rank_zero_warn(
-                "the weights that the checkpoint has kept as the best so far were chosen for other constraints, kappas "
-                "or figures than are asked for now: they are left out of the choice."
+                "the best weights in the checkpoint were chosen for other constraints, kappas or figures than those of "
+                "this run: they are discarded, and the choice starts anew."
             )
             self.chosen, self._weights, self._margins = {}, {}, []
         stored_shapes, present = (
@@ -194,7 +197,7 @@ class BestFeasible(Callback):
         )
         if self.chosen and stored_shapes != present:
             raise CheckpointError(
-                "the weights that the checkpoint has kept as the best so far are incomplete, or of another network. "
+                "the best weights in the checkpoint are incomplete, or belong to another network. "
                 "Use another checkpoint, or set --feasible.enabled to false."
             )
         self._settings = settings
@@ -225,7 +228,10 @@ class BestFeasible(Callback):
             return
         name = pl_module.evaluation.figure_of_merit(self.figure)
         if name not in figures:
-            raise ConfigError(f"feasible.figure={name!r} is not a figure of the validation: {sorted(figures)}.")
+            raise ConfigError(
+                f"feasible.figure={name!r} is not a figure of the validation split, which has {sorted(figures)}. "
+                "Choose one of these."
+            )
         worst = figures["worst_violation"]
         bound = self._bound(trainer, pl_module) if self.margin else {}
         candidate = {
@@ -253,11 +259,11 @@ class BestFeasible(Callback):
         if len(bounds) < number:
             names = unique_names(module.constraints)
             missing = next(name for name in names if name not in dict(bounds))
-            at_least = " (two, if it is no rate)" if self.clusters is None else " (it takes two clusters)"
+            needed = "one, or two unless it is a rate" if self.clusters is None else "those of two clusters"
             raise DataError(
-                f"feasible.margin='auto': the validation split has samples of {len(bounds)} of the {number} rows of "
-                f"the constraints only, not of {missing!r}, so nothing can be said of the others{at_least}. Use a "
-                "larger validation split, or merge small groups."
+                f"feasible.margin='auto': the validation split has enough samples ({needed}) for {len(bounds)} of the "
+                f"{number} rows of the constraints, but not for {missing!r}. Use a larger validation split, or merge "
+                "small groups."
             )
         rows, self._margins = iter(bounds), []
         for constraint in module.constraints:
@@ -275,10 +281,10 @@ class BestFeasible(Callback):
         if not self._warned and constraint.tolerance - width < constraint.least_kappa:
             self._warned = True
             rank_zero_warn(
-                f"kappa={constraint.tolerance:g} of {name} can hardly be confirmed on the validation split: at the "
-                f"present rates the confidence interval alone reaches {width:.3g} beyond h, so even the best weights "
-                f"would need a kappa of about {constraint.least_kappa + width:.3g}. Raise kappa, hold out more "
-                "samples, or lower --feasible.confidence."
+                f"kappa={constraint.tolerance:g} of {name} can hardly be confirmed on the validation split: the "
+                f"confidence interval extends {width:.3g} above h, so even the best weights would need a kappa of "
+                f"about {constraint.least_kappa + width:.3g}. Raise kappa, hold out more samples, or lower "
+                "--feasible.confidence."
             )
 
     def _rank(self, candidate: dict[str, Any], name: str) -> Standing:

@@ -76,7 +76,7 @@ def importances_of(
         x = features.x.gather(0, torch.from_numpy(cells)[:, table_column])
         figures = evaluation(features.outputs(x, samples), {name: c[samples] for name, c in batch.items()})
         if not np.isfinite(figures.get(measured, np.nan)):
-            raise DataError(f"the split has no figure {measured!r}, which importances are changes of.")
+            raise DataError(f"importances are changes of the figure {measured!r}, which is not defined on the split.")
         return sign * figures[measured]
 
     n = len(features.x)
@@ -113,6 +113,6 @@ def columns_of_features(encoder: object, argument: str) -> list[str]:
     if isinstance(encoder, TabularEncoder):
         return [column.name for column in encoder.columns for _ in column.features]
     raise ConfigError(
-        f"{argument} needs a table with columns of numbers and categories, of which one at a time is shuffled: images, "
+        f"{argument} needs a table with columns of numbers and categories, which are shuffled one at a time. Images, "
         "texts and tensors have no such columns. Leave it out."
     )

@@ -189,8 +189,8 @@ class _TrainingColumns:
         arguments = (config.get("data") or {}).get("init_args") or {}
         if not arguments.get("columns"):
             raise ConfigError(
-                f"{file} does not say which column is the label: it was not written by `fcco fit` with a datamodule of "
-                "tables or texts. Use `fcco test --config CONFIG --ckpt_path CKPT`, which takes its test split."
+                f"{file} does not name a label column: it was not written by `fcco fit` with a datamodule of tables or "
+                "texts. Use `fcco test --config CONFIG --ckpt_path CKPT`, which evaluates the test split of CONFIG."
             )
         columns, groups = TableColumns(**{**arguments["columns"], "drop": []}), arguments.get("groups")
         self._columns, self._groups = columns, Groups(**groups) if groups else None
@@ -226,7 +226,7 @@ class _TrainingColumns:
         weights = [columns.weight] if columns.weight else []
         if not left_out.make("weights of samples", partial(has_columns, "weights", weights), False):
             columns = replace(columns, weight=None)
-        if not left_out.make("what is about groups", partial(has_columns, "groups", group_columns), False):
+        if not left_out.make("everything about groups", partial(has_columns, "groups", group_columns), False):
             columns, groups = replace(columns, sensitive=None, favoured=None), None
         roles = Roles(columns, groups)
         roles.know(self.class_names, self.group_names)
@@ -238,7 +238,10 @@ class _TrainingColumns:
             return rows, {}
         in_group = rows.columns["group"] >= 0
         if not bool(in_group.any()):
-            raise DataError(f"no row of {where} is of a group of training, which are {self.group_names}.")
+            raise DataError(
+                f"no row of {where} belongs to one of the groups of training, {self.group_names}. Check the columns "
+                "that define the groups."
+            )
         return rows.take(in_group.nonzero().flatten()), {"rows of no group of training": int((~in_group).sum())}
 
 

@@ -43,8 +43,8 @@ class PredictionWriter(BasePredictionWriter):
         everything, columns_of = concatenate(parts, pl_module.processes)
         if not isinstance(everything, Tensor):
             raise DataError(
-                f"a table of predictions has a row of scores for every sample, and the network returned "
-                f"{type(everything).__name__}, several tensors. Take them from trainer.predict(module, data) in Python."
+                f"a table of predictions needs one tensor of scores with a row for every sample, and the network "
+                f"returned several ({type(everything).__name__}). Use trainer.predict(module, data) in Python."
             )
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir is a collective call
         if not trainer.is_global_zero:

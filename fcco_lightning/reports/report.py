@@ -133,7 +133,9 @@ class Report(Callback):
             try:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
+                raise ConfigError(
+                    f"report.folder {self.folder!r} cannot be created: {error}. Choose another one."
+                ) from error
         if self.importances and self.enabled and isinstance(pl_module, FCCOModule):
             columns_of_features(getattr(trainer.datamodule, "encoder", None), "report.importances")  # type: ignore[attr-defined]
             pl_module.evaluation.figure_of_merit(_choice(trainer).figure)
@@ -268,9 +270,9 @@ class Report(Callback):
             if name not in self._unseen:
                 self._unseen.add(name)
                 rank_zero_warn(
-                    f"no batch of {trainer.current_epoch + 1} epoch(s) contains the samples that the constraint "
-                    f"{name!r} is about, so it is not enforced: they are too few, or the loader leaves them out. Draw "
-                    "them more often (`batches: GroupSampling`), or use larger batches."
+                    f"the constraint {name!r} is not enforced: no batch of {trainer.current_epoch + 1} epoch(s) has "
+                    "contained samples of its subset. They are too few, or the loader leaves them out. Draw them more "
+                    "often (`batches: GroupSampling`), or use larger batches."
                 )
 
     def _unconstrained(self, module: FCCOModule, name: str, split: Split) -> dict[str, Any]:
@@ -292,12 +294,12 @@ class Report(Callback):
         if self.table:
             tables = self.left_out.make_all(table_makers(self.report, PRINTED_ROWS))
             printed = partial(print_tables, tables, self.report.get("verdict"))
-            self.left_out.make("what the terminal shows", printed, None)
+            self.left_out.make("the printed report", printed, None)
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
         saved = self.report.get("checkpoint")
         if saved is not None and Path(saved).name in (FEASIBLE, RECOVERED):
             path = os.path.normpath(folder / saved)
-            rank_zero_info(f"Its weights, to predict with: {path} (last.ckpt has the last ones, to go on from)")
+            rank_zero_info(f"Checkpoint of the reported weights, for predictions: {path} (to resume, use last.ckpt)")
 
 
 def figures_of_split(

@@ -221,7 +221,7 @@ def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str
         makers["the table of importances"] = partial(_importances, measured, split, most)
     makers["the table of constraints"] = partial(_constraints, report, most)
     if lost := report.get("lost"):
-        makers["the table of what was lost"] = partial(render_records, "Lost in the data", lost)
+        makers["the table of lost samples"] = partial(render_records, "Lost in the data", lost)
     return makers
 
 
@@ -235,13 +235,13 @@ def report_pictures(report: Mapping[str, Any]) -> Pictures:
     split = shown_split(splits)
     if measured := splits.get(split, {}).get("importances"):
         title = f"Importance of columns ({split})"
-        label = f"{_change_of(measured['figure'])} where it is shuffled"
+        label = f"{_change_of(measured['figure'])} if shuffled"
         pictures["importances.png"] = partial(plot_importances, measured["columns"], label=label, title=title)
     return pictures
 
 
 def _change_of(figure: str) -> str:
-    return f"{'fall' if direction(figure) == 'max' else 'rise'} of {_title(figure)}"
+    return f"{'decrease' if direction(figure) == 'max' else 'increase'} of {_title(figure)}"
 
 
 def _title(figure: str) -> str:
@@ -249,16 +249,16 @@ def _title(figure: str) -> str:
 
 
 def _importances(measured: Mapping[str, Any], split: str, most: int | None) -> Table:
-    change = f"{_change_of(measured['figure'])} where it is shuffled"
+    change = f"{_change_of(measured['figure'])} if shuffled"
     rows = [
         {"column": record["column"], change: _cell("change", record["change"], record["std"])}
         for record in measured["columns"][:most]
     ]
     part = f": the first {len(rows)} of {len(measured['columns']):,}" if len(rows) < len(measured["columns"]) else ""
     caption = (
-        f"{_title(measured['figure'])} is {measured['value']:.4f} on {measured['rows']:,} rows. Shown is how much "
-        "worse it is where the cells of one column are shuffled among them, as mean ± standard deviation of 5 "
-        "shuffles. Columns that tell the same share their importance, so that each may look like little."
+        f"{_title(measured['figure'])} is {measured['value']:.4f} on {measured['rows']:,} rows. The table shows how "
+        "much worse it becomes if the cells of one column are shuffled: mean ± standard deviation of 5 shuffles. "
+        "Columns with the same information share their importance, so each may appear unimportant."
     )
     return render_records(f"Importance of columns ({split}){part}", rows, Text(caption, style="dim not italic"))
 

@@ -35,7 +35,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     if not constrained:
         num_constraints, rest = len(report.get("kappas", {})), headline(report, figures)
         subject = "The constraint" if num_constraints == 1 else f"The {num_constraints} constraints"
-        unjudged = f"{subject} cannot be judged: no split has samples, of a weight above 0, to do so by."
+        unjudged = f"{subject} cannot be evaluated: no split has samples of their subsets with a weight > 0."
         return f"{unjudged} {rest}" if num_constraints and rest else None
     checked = "train" if "train" in constrained else constrained[0]
     split = "test" if "test" in report else checked
@@ -46,7 +46,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         elsewhere = f", on {split} {worst:+.3f}"
     text = _outcome(report[checked], "training" if checked == "train" else checked, elsewhere, decisions=decisions)
     unknown = len(report.get("kappas", {}).keys() - report[checked]["constraints"].keys())
-    text += f"; of {unknown} more it has no samples to judge by" if unknown else ""
+    text += f"; {unknown} more cannot be evaluated, as it has no samples of their subsets" if unknown else ""
     return (f"{text}; {split} {compared}." if compared else f"{text}.") + _not_learnt(report[split], split)
 
 
@@ -118,7 +118,8 @@ def chosen_line(chosen: dict[str, Any]) -> str:
 
     Example:
         >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
-        'No epoch was feasible on the validation split; these are the weights of epoch 3, violated least (h +0.012).'
+        'No epoch was feasible on the validation split; these are the weights of epoch 3, with the smallest \
+violation (h +0.012).'
     """
     epoch = f"epoch {chosen['epoch']}"
     if chosen.get("vacuous"):
@@ -130,17 +131,19 @@ def chosen_line(chosen: dict[str, Any]) -> str:
         if chosen["feasible"]:
             return f"The weights are those of {epoch}, the best that is feasible on the validation split."
         return (
-            f"No epoch was feasible on the validation split; these are the weights of {epoch}, violated least "
-            f"(h {chosen['worst_violation']:+.3f})."
+            f"No epoch was feasible on the validation split; these are the weights of {epoch}, with the smallest "
+            f"violation (h {chosen['worst_violation']:+.3f})."
         )
     number, bound = chosen["constraints"], chosen["bound"]
-    all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
-    finding = f"the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on unseen data"
+    all_of_them = "that the constraint holds" if number == 1 else f"that all {number} constraints hold together"
+    finding = f"the validation split confirms with {chosen['confidence']:.0%} confidence {all_of_them} on unseen data"
     if chosen["feasible"]:
-        return f"The weights are those of {epoch}, the best of which {finding} (largest upper bound {bound:+.3f})."
+        return (
+            f"The weights are those of {epoch}, the best epoch for which {finding} (largest upper bound {bound:+.3f})."
+        )
     return (
-        f"Of no epoch {finding}; these are the weights of {epoch}, with the smallest upper bound found; with kappa "
-        f"larger by {bound:.2g} the same could be said of them."
+        f"There is no epoch for which {finding}; these are the weights of {epoch}, with the smallest upper bound "
+        f"({bound:+.3f}). A kappa larger by {bound:.2g} would be confirmed for them."
     )
 
 
@@ -160,8 +163,8 @@ def reached_line(
 
     Example:
         >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
-        'No weights were found that meet all constraints; those of epoch 0 come nearest, and miss one by \
-0.03: kappa would have to be larger by as much, or some constraints contradict each other or the data.'
+        'No weights were found that satisfy all constraints; those of epoch 0 have the smallest violation \
+(h +0.03). Either kappa must be larger by this amount, or some constraints contradict each other or the data.'
     """
     validations = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
     if not validations or is_feasible(validations[-1]["worst_violation"], validations[-1].get("vacuous")):
@@ -176,12 +179,12 @@ def reached_line(
         reason = "" if satisfied else validations[-1].get("vacuous_because", "")
         return f"They were vacuous in every epoch{reason and f': {reason}'}."
     if not enforced:
-        return "They were measured only: with rho=0 no step of the training looks at them."
+        return "They were only measured, not enforced (rho=0)."
     clause = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
     return (
-        f"No weights were found that meet all constraints{clause}; those of epoch {best['epoch']} come nearest, and "
-        f"miss one by {h:.2g}: kappa would have to be larger by as much, or some constraints contradict each other or "
-        "the data."
+        f"No weights were found that satisfy all constraints{clause}; those of epoch {best['epoch']} have the smallest "
+        f"violation (h {h:+.2g}). Either kappa must be larger by this amount, or some constraints contradict each "
+        "other or the data."
     )
 
 
@@ -229,7 +232,7 @@ weights of epoch 0 had 0.740.'
     return (
         f"The constraints ruin the ranking: {split} AUC {final:.3f} against {best['auc']:.3f} {_epoch_clause(best)}. "
         f"{condition} the {_name_of_weights(looser)} had {looser['auc']:.3f}"
-        + (f"; what lies in between: {command}" if command else ".")
+        + (f"; points in between: {command}" if command else ".")
     )
 
 

@@ -134,7 +134,7 @@ def test_the_last_line_says_that_the_ranking_is_ruined_and_by_what_more_is_known
     ]) == 0  # fmt: skip
     last = json.loads(Path("out/report.json").read_text())["verdict"]
     assert "The constraints ruin the ranking: train AUC 0." in last
-    named = shlex.split(last.partition("what lies in between: ")[2])
+    named = shlex.split(last.partition("points in between: ")[2])
     assert named[:3] == ["fcco", "front", "--config"]
     assert named[-2:] == ["--factors", "4,2,1"]
 

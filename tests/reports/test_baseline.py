@@ -203,7 +203,7 @@ def test_no_constraint_that_is_penalised():
 def test_an_objective_of_all_rows_together_is_refused():
     coupled = WorstCase(CappedSimplex(0.5))
     couple = LambdaCallback(on_train_start=lambda _, module: setattr(module.objective, "outer", coupled))
-    with pytest.raises(ConfigError, match=r"cannot be measured on one batch.*--baseline\.enabled"):
+    with pytest.raises(ConfigError, match=r"cannot be computed on one batch.*--baseline\.enabled"):
         fit({"objective": "rank"}, couple, Baseline(enabled=True))
 
 

@@ -233,7 +233,7 @@ def test_sensitive_features_are_the_groups_of_an_objective_on_groups(problem, ob
     told = type(objective)(*[0.5] * isinstance(objective, CVaRGroupDRO), num_groups=2)
     expected = ConstrainedClassifier(told, **QUICK).fit(X, y, sensitive_features=sex)
     np.testing.assert_array_equal(found.decision_function(X), expected.decision_function(X))
-    with pytest.raises(DataError, match=f"{type(objective).__name__} is about groups, and sensitive_features has not"):
+    with pytest.raises(DataError, match=f"{type(objective).__name__} needs groups, and sensitive_features has not"):
         ConstrainedClassifier(objective, **QUICK).fit(X, y)
 
 

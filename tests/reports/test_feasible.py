@@ -112,7 +112,7 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best, cap
         assert one["low"] < one["h"] < one["high"]
         assert one["h"] == pytest.approx(report.report[split]["constraints"]["soft rate"])
     path = next(tmp_path.rglob("feasible.ckpt"))
-    assert f"Its weights, to predict with: {path} " in caplog.text
+    assert f"Checkpoint of the reported weights, for predictions: {path} " in caplog.text
     saved = torch.load(path, weights_only=True)
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
@@ -181,14 +181,17 @@ def test_a_continued_run_without_the_choice_ends_with_its_own_weights(tmp_path):
 def test_without_a_validation_split_nothing_is_chosen():
     choice = BestFeasible(enabled=True)
     module = FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
-    with pytest.warns(UserWarning, match=r"feasible\.enabled keeps the weights that are best on a validation split"):
+    with pytest.warns(
+        UserWarning,
+        match=r"feasible\.enabled has no effect: it chooses the weights that are best on a validation split",
+    ):
         train(module, data(val=False), choice, epochs=1, enable_checkpointing=False)
     assert choice.chosen == choice.state_dict() == {}
 
 
 def test_a_margin_without_a_choice_is_said_to_do_nothing():
     module = FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
-    with pytest.warns(UserWarning, match=r"feasible\.margin='auto' does nothing without feasible\.enabled"):
+    with pytest.warns(UserWarning, match=r"feasible\.margin='auto' has no effect, as feasible\.enabled is false"):
         train(module, data(val=True), BestFeasible(margin="auto"), epochs=1, enable_checkpointing=False)
 
 
@@ -340,7 +343,7 @@ def test_planned_validations(epochs, every, check, expected):
 
 
 def test_a_margin_needs_a_planned_length():
-    with pytest.raises(ConfigError, match=r"trainer\.max_epochs=-1 plans none"):
+    with pytest.raises(ConfigError, match=r"trainer\.max_epochs=-1 does not determine"):
         confident(1, epochs=-1)
 
 
@@ -350,11 +353,11 @@ def test_a_kappa_that_no_validation_split_of_this_size_can_confirm_is_said():
     ):
         _, fair, choice = confident(1, kappa=0.01, epochs=1)
     assert fair.kappa == 0  # and no less
-    assert re.search(r"Of no epoch .* with kappa larger by 0\.\d", chosen_line(choice.chosen))
+    assert re.search(r"There is no epoch for which .* A kappa larger by 0\.\d", chosen_line(choice.chosen))
 
 
 def test_a_margin_needs_a_validation_split():
-    with pytest.raises(ConfigError, match=r"feasible\.margin='auto' judges the constraints on a validation split"):
+    with pytest.raises(ConfigError, match=r"feasible\.margin='auto' tests the constraints on a validation split"):
         confident(1, val=False)
 
 

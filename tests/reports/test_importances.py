@@ -64,7 +64,7 @@ def test_one_column_decides_alone(fitted, capsys):
     assert first["change"] > 0.3
     assert all(abs(one["change"]) < 0.05 for one in others)
     page = (fitted / "report.html").read_text()
-    assert "fall of AUC where it is shuffled" in page
+    assert "decrease of AUC if shuffled" in page
     assert "share their importance" in page
     assert (fitted / "importances.png").stat().st_size > 5000
 
@@ -90,7 +90,7 @@ def test_a_later_table_has_importances_on_request(fitted, tmp_path, monkeypatch,
     assert run(["test", str(path), "later.csv", "--out", "found", "--importances"]) == 0
     found = json.loads(Path("found/report.json").read_text())["test"]["importances"]
     assert Path("found/importances.png").is_file()
-    assert "fall of AUC where it is shuffled" in capsys.readouterr().out
+    assert "decrease of AUC if shuffled" in capsys.readouterr().out
     # The same shuffles of the table itself, by hand: dates, categories and gaps go along with their cells.
     model, y, changes = load(path), later["y"] == "yes", {}
     whole = roc_auc_score(y, model.predict(later)["score"])

@@ -65,7 +65,7 @@ def test_groups_that_training_has_not_are_counted(checkpoint, later):
     assert told["rows of no group of training: 'region' in ['z']"] == int((later["region"] == "d").sum())
     assert "tpr: b - a" in found.figures["constraints"]
     assert "tpr: d - a" not in found.figures["constraints"]
-    assert "; of 6 more it has no samples to judge by" in found._report["verdict"]
+    assert "; 6 more cannot be evaluated, as it has no samples of their subsets" in found._report["verdict"]
     assert any("tpr: d - a" in str(table.columns[0]._cells) for table in found.tables)
 
 

@@ -42,8 +42,8 @@ def test_whether_they_hold(values, expected):
 def test_what_a_split_has_no_samples_of_is_counted():
     line = verdict(report(-0.01, 0.018, kappas={"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.2}), [])
     assert line == (
-        "1 of 2 constraints does not hold on the training split (largest h +0.018, b, on test +0.050); of 2 more it "
-        "has no samples to judge by."
+        "1 of 2 constraints does not hold on the training split (largest h +0.018, b, on test +0.050); 2 more "
+        "cannot be evaluated, as it has no samples of their subsets."
     )
 
 
@@ -95,7 +95,7 @@ def test_what_the_ranking_has_paid_for_the_constraints_is_told_with_what_a_large
     line = ranking_line({"val": history}, other, "fcco front --config c.yaml")
     assert line == (
         "The constraints ruin the ranking: val AUC 0.600 against 0.820 unconstrained. With kappa larger by 0.05 the "
-        "weights of epoch 1 had 0.720; what lies in between: fcco front --config c.yaml"
+        "weights of epoch 1 had 0.720; points in between: fcco front --config c.yaml"
     )
     line = ranking_line({"val": history[-1:]}, other)
     assert line.endswith("With kappa larger by 0.3 the model without constraints had 0.820.")
@@ -122,10 +122,10 @@ def test_a_model_that_knows_the_training_split_by_heart_ranks_no_better():
 def test_no_epoch_is_named_for_having_decided_all_alike():
     history = validations((-0.3, 1.0, 0.43), (0.05, 0.0, 0.7), (0.1, 0.0, 0.9))
     assert reached_line(history, "auc").startswith(
-        "No weights were found that meet all constraints and are not vacuous; those of epoch 1 come nearest, and miss "
-        "one by 0.05: "
+        "No weights were found that satisfy all constraints and are not vacuous; those of epoch 1 have the smallest "
+        "violation (h +0.05). "
     )
-    assert reached_line(history, "auc", enforced=False).startswith("They were measured only: with rho=0")
+    assert reached_line(history, "auc", enforced=False).startswith("They were only measured")
     assert reached_line(history[:1], "auc") == "They were vacuous in every epoch."
     both = {**history[0], "worst_violation": 0.1, "vacuous_because": "all are decided alike"}
     assert reached_line([both]) == "They were vacuous in every epoch: all are decided alike."
@@ -191,7 +191,7 @@ def test_without_constraints():
 def test_constraints_that_no_split_has_samples_of_are_not_passed_over():
     unjudged = {"test": {"auc": 0.8614}, "kappas": {"a": 0.1, "b": 0.1}}
     assert verdict(unjudged, ["auc"]) == (
-        "The 2 constraints cannot be judged: no split has samples, of a weight above 0, to do so by. "
+        "The 2 constraints cannot be evaluated: no split has samples of their subsets with a weight > 0. "
         "On the test split: AUC 0.861."
     )
     assert verdict({"test": {"auc": 0.8614}, "kappas": {}}, ["auc"]) is None

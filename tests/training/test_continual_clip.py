@@ -507,7 +507,7 @@ def test_the_certificate_takes_temperatures_of_single_pairs_where_they_are_kept(
     assert command(*on, "--diagnostics.folder=a")[0] == 0
     again = ["--config", "config.yaml", "--ckpt_path", "kept/last.ckpt", *on, "--diagnostics.folder=b"]
     assert cli.run(["test", *again]) == 2
-    assert "a certificate of GlobalContrastive takes the tau of every training sample" in capsys.readouterr().err
+    assert "the certificate of GlobalContrastive needs the tau of every training sample" in capsys.readouterr().err
     assert cli.run(["fit", *again]) == 0
     first, second = (json.loads(Path(folder, "diagnostics.json").read_text()) for folder in "ab")
     assert second["own"] == pytest.approx(first["own"])
