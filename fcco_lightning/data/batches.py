@@ -691,12 +691,12 @@ def _strata_columns(strata: Tensor) -> dict[str, Tensor]:
     return {"stratum": strata, "stratum_size": torch.bincount(strata)[strata]}
 
 
-def _enough_rows(num_rows: int, batch_size: int) -> int:
+def _enough_rows(num_rows: int, batch_size: int, argument: str = "batch_size") -> int:
     """Return ``num_rows``, or raise :class:`DataError` if a batch is larger."""
     if batch_size > num_rows:
         raise DataError(
-            f"batch_size={batch_size} exceeds the {num_rows} rows of the training split "
-            "(with several processes it counts the rows of all of them). Lower batch_size."
+            f"{argument}={batch_size} exceeds the {num_rows} rows of the training split "
+            f"(with several processes it counts the rows of all of them). Lower {argument}."
         )
     return num_rows
 
@@ -917,7 +917,7 @@ class BalancedSampling(Sampling):
         rows, as_drawn = (size - positives, positives), self.prevalence == "batch"
         weights: Weighting = "never" if as_drawn else "if they differ"
         tells: Telling = "nothing" if as_drawn else "if needed"
-        return _two_class_plan(columns, "y", rows, seed, self.allow_repeats, weights, tells)
+        return _two_class_plan(columns, "y", rows, "batch_size", seed, self.allow_repeats, weights, tells)
 
 
 @dataclass(frozen=True)
@@ -994,28 +994,33 @@ class EventSampling(Sampling):
 
     def _plan(self, columns: Mapping[str, Tensor], seed: int, world_size: int) -> BatchPlan:
         rows = self.censored_per_batch * world_size, self.events_per_batch * world_size
-        return _two_class_plan(columns, self.column, rows, seed, self.allow_repeats, "if they differ", "strata")
+        numbers, repeats = "events_per_batch + censored_per_batch", self.allow_repeats
+        return _two_class_plan(columns, self.column, rows, numbers, seed, repeats, "if they differ", "strata")
 
 
 def _two_class_plan(
     columns: Mapping[str, Tensor],
     name: str,
     rows: tuple[int, int],
+    argument: str,
     seed: int,
     allow_repeats: bool,
     weights: Weighting,
     tells: Telling,
 ) -> BatchPlan:
-    """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has about n rows."""
+    """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has about n rows.
+
+    ``argument`` determines the number of rows in a batch, for messages.
+    """
     labels, size = _column(columns, name, "classes"), sum(rows)
-    number = _enough_rows(len(labels), size) // size
+    number = _enough_rows(len(labels), size, argument) // size
     if (values := torch.unique(labels).tolist()) != [0, 1]:
         raise DataError(
             f"Batches that hold rows of both classes need a column {name!r} with the numbers 0 and 1, but its "
             f"{len(labels)} rows hold {listed_in_order(values)}. Check the column, or draw with UniformSampling."
         )
-    way_out = "Lower batch_size, change positive_fraction, or set allow_repeats=True."
     if not allow_repeats:
+        way_out = f"Lower {argument}, change the share of this class in a batch, or set allow_repeats=True."
         _require_rows(torch.bincount(labels), torch.tensor(rows), lambda s: f"with {name}={s}", way_out)
     return BatchPlan(
         torch.zeros_like(labels),

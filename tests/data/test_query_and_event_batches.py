@@ -83,5 +83,10 @@ def test_samplings_count_the_items_of_all_processes():
 
 
 def test_batches_of_events_need_events_and_censored_samples():
+    events = torch.arange(9) % 2
+    with pytest.raises(DataError, match=r"takes 5 rows with event=1, but there are 4\. Lower events_per_batch"):
+        EventBatches(events, 5, 2)
+    with pytest.raises(DataError, match="events_per_batch \\+ censored_per_batch=10 exceeds the 9 rows"):
+        EventBatches(events, 5, 5)
     with pytest.raises(DataError, match=r"column 'event' with the numbers 0 and 1, but its 9 rows hold \[1\]"):
         EventBatches(torch.ones(9, dtype=torch.int64), 2, 2)
