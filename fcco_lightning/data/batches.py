@@ -775,9 +775,9 @@ class Sampling(ABC):
     of groups, labels, queries and bags are of all processes together.
 
     Args:
-        num_batches: number of batches in an epoch; None for the number that the subclass describes.
-        copies: how often a batch holds each of its samples; each copy is perturbed independently, see
-            :meth:`BatchPlan.repeated`.  Other numbers of rows count a sample once.
+        num_batches: number of batches in an epoch; None for about one pass over the data.
+        copies: how often a batch holds each of its samples, whose copies are perturbed independently, see
+            :meth:`BatchPlan.repeated`; ``batch_size`` and other numbers of rows count a sample once.
         two_draws: whether every training batch has two independent draws, its parts "target" and "dual", for methods
             that update dual and primal variables by different samples, see :meth:`BatchPlan.second_draw`.
 

@@ -17,7 +17,6 @@ from fcco_lightning import (
     CrossEntropy,
     DataError,
     Engine,
-    EventSampling,
     Groups,
     GroupSampling,
     HingePenalty,
@@ -272,11 +271,3 @@ def test_samples_with_several_labels_are_of_no_cell():
     table = {"y": torch.zeros(8, 2, dtype=torch.int64), "index": torch.arange(8)}
     with pytest.raises(DataError, match=r"column 'y' for every row, but its shape is \(8, 2\)\. .*LabelSampling"):
         CellSampling(4).plan(table)
-
-
-def test_columns_of_other_types_are_told_what_to_become():
-    column = {"group": torch.arange(6) % 2, "event": torch.arange(6) % 2}
-    with pytest.raises(DataError, match=r"int64 numbers 0\.\.G-1, got torch\.int32.* Convert them by \.long\(\)"):
-        GroupSampling(2, 2).plan({"group": column["group"].int()})
-    with pytest.raises(ConfigError, match=r"Convert it, if its values are whole \(\.long\(\)\), or draw with"):
-        EventSampling(2, 2).plan({"event": column["event"].float()})
