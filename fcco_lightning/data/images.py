@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 1 << 26
 """Largest number of pixels of an image that is decoded, unless another is asked for, 67 million: 200 MB in RGB."""
+_MOST_ELONGATED = 256  # the shorter side is enlarged to the size of the network's input, and the longer one with it
 _ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
     "'owner/name' or 'owner/name:split'"
@@ -65,6 +66,7 @@ class ImageTable(TensorTable):
             at the first one, and refuse more than a tenth of all images.
         views: 2 gives a second random view of every image, as the column ``x2``.
         most_pixels: largest number of pixels of an image that is decoded; PIL refuses more than 179 million itself.
+            A file is also refused if one side is more than 256 times the other, or if it is PostScript (EPS).
         after: function of the position and a view (3, H, W) that is applied after the transform and returns (3, H, W);
             None for none.
         evaluation: the transform of :meth:`plain`, without random numbers; None for ``transform``.
@@ -498,6 +500,13 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
                 f"it has {image.width} x {image.height} pixels, more than most_pixels={most_pixels:,}; scale it down, "
                 "or raise that"
             )
+        if max(image.size) > _MOST_ELONGATED * min(image.size):
+            raise ValueError(
+                f"it has {image.width} x {image.height} pixels, one side more than {_MOST_ELONGATED} times the other, "
+                "and would be enlarged with the shorter one; crop it"
+            )
+        if image.format == "EPS":
+            raise ValueError("it is a PostScript program, which is not run; convert it to PNG")
         return _rgb(PIL.ImageOps.exif_transpose(image), image.format)
 
 

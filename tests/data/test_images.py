@@ -123,6 +123,12 @@ def test_pipes_and_giants_are_refused(make, tmp_path):
     with pytest.raises(DataError, match=r"20 x 20 pixels, more than most_pixels=399; scale it down, or raise that"):
         make(images=[small], most_pixels=399)[0]
     make(images=[small], most_pixels=400)[0]
+    for size in [(1, 257), (2571, 10)]:  # a resize to 256 rows would enlarge an image of 1 x 20000 to 4 GB
+        with pytest.raises(DataError, match=r"one side more than 256 times the other.*crop it"):
+            make(images=[as_bytes(Image.new("RGB", size))])[0]
+    make(images=[as_bytes(Image.new("RGB", (1, 256)))])[0]
+    with pytest.raises(DataError, match="it is a PostScript program, which is not run; convert it to PNG"):
+        make(images=[as_bytes(Image.new("RGB", (8, 8)), "EPS")])[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
