@@ -154,20 +154,22 @@ class ProximalDescent(Optimizer):
         radius: radius of the ball around 0 that holds each tensor, > 0; None for no ball.
 
     Attributes:
-        centre: w, in the order of ``params``; to be set before the first step.
+        centre: w, in the order of ``params``; to be set before every step, since copies of an optimizer lack it.
     """
 
+    centre: list[Tensor]
+
     def __init__(self, params: Sequence[nn.Parameter], eta: float, nu: float, radius: float | None = None) -> None:
-        super().__init__(params, {"eta": positive("eta", eta), "nu": positive("nu", nu)})
-        self.radius = None if radius is None else positive("radius", radius)
-        self.centre: list[Tensor] = []
+        if radius is not None:
+            positive("radius", radius)
+        super().__init__(params, {"eta": positive("eta", eta), "nu": positive("nu", nu), "radius": radius})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One inner iteration; a parameter without gradient is only pulled towards the centre."""
         loss = None if closure is None else closure()
         group = self.param_groups[0]
-        eta, nu = group["eta"], group["nu"]
+        eta, nu, radius = group["eta"], group["nu"], group["radius"]
         z = parts_of(group["params"])
         grads = [p.grad for p in group["params"] if p.grad is not None]
         if grads:
@@ -175,9 +177,9 @@ class ProximalDescent(Optimizer):
             torch._foreach_add_(parts_of(points), parts_of(grads), alpha=-eta)
         # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
         torch._foreach_lerp_(z, parts_of(self.centre), eta / (eta + nu))
-        if self.radius is not None:
+        if radius is not None:
             for point in z:
-                point.mul_((self.radius / torch.linalg.vector_norm(point)).clamp(max=1.0))
+                point.mul_((radius / torch.linalg.vector_norm(point)).clamp(max=1.0))
         return loss
 
 

@@ -1,7 +1,9 @@
 """Properties of every algorithm in the registry."""
 
+import copy
 import functools
 import itertools
+import pickle
 from typing import NamedTuple
 
 import pytest
@@ -65,6 +67,18 @@ def test_a_checkpoint_after_any_step_continues_bit_for_bit(name):
         if t < len(BATCHES):
             run(resumed, t, t + 1)
         before = resumed
+
+
+@every()
+def test_a_copy_goes_on_as_the_original_and_leaves_it_alone(name):
+    """Made within an inner loop, by ``copy.deepcopy`` and by pickle."""
+    training = Training(ALGORITHMS[name])
+    run(training, 0, 2)
+    before = leaves(training.stored())
+    for copied in (copy.deepcopy(training), pickle.loads(pickle.dumps(training))):  # noqa: S301 - of this test
+        run(copied, 2)
+        assert_same_bits(uninterrupted(name).held[-1], leaves(copied.stored()))
+    assert_same_bits(before, leaves(training.stored()))
 
 
 @every()
