@@ -27,41 +27,20 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import HERE, IN_HALVES, KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT
 
 RESERVED = (
-    "x",
-    "x2",
-    "y",
-    "group",
-    "task",
-    "text",
-    "index",
-    "weight",
-    SAMPLE_WEIGHT,
-    IN_HALVES,
-    "stratum",
-    "stratum_size",
-    "strata",
-    "replaced",
-    KNOWN_STRATUM,
-    POPULATION,
-    HERE,
+    *("x", "x2", "y", "group", "task", "text", "index", "weight", SAMPLE_WEIGHT, IN_HALVES),
+    *("stratum", "stratum_size", "strata", "replaced", KNOWN_STRATUM, POPULATION, HERE),
 )
 """Names of batch columns that a further column must not take."""
 
 MOST_GROUPS = 50
 """A column with more values is a number or a name, and no group has enough samples."""
 
-_MOST_CLASSES = 20  # a label with more distinct values with decimal commas is a number, not a class
-
-_NOT = "not "  # begins the name of a group of all other values
-
 NOT_KNOWN = -1
 """What ``y`` holds of several labels in the place of one that is not known."""
 
-_OF_SEVERAL = "Say what stands for a label that is not known: columns.missing, where '' is an empty cell."
-_OF_ONE = (
-    "Choose another column, leave columns.positive out if there are more than two, or set columns.target='number' if "
-    "it is a number."
-)
+_MOST_CLASSES = 20  # a label with more distinct values with decimal commas is a number, not a class
+_OF_SEVERAL = "Mark labels that are not known by columns.missing, where '' is an empty cell."
+_NOT = "not "  # begins the name of a group of all other values
 
 
 @dataclass(frozen=True)
@@ -113,18 +92,17 @@ class Columns:
                 f"columns.positive={self.positive!r} is a class, but target='number' makes the label a number. Leave "
                 "one of them out."
             )
-        if isinstance(self.label, list):
-            if not self.label or self.positive is None or self.target != "class":
-                raise ConfigError(
-                    f"columns.label={self.label!r} must name at least one column, and columns.positive the value that "
-                    f"becomes 1 in all of them, got positive={self.positive!r} and target={self.target!r}."
-                )
-            if len(set(self.label)) < len(self.label):
-                raise ConfigError(f"columns.label={self.label!r} names a column twice. Leave one out.")
-        elif self.missing is not None:
+        if isinstance(self.label, list) and (not self.label or self.positive is None):
             raise ConfigError(
-                f"columns.missing={self.missing!r} is for several labels, of which a sample may lack one, but "
-                f"columns.label={self.label!r} is one. Remove the rows without a label."
+                f"columns.label={self.label!r} must name at least one column, and columns.positive the value that "
+                f"becomes 1 in all of them, got positive={self.positive!r} and target={self.target!r}."
+            )
+        if len(set(self.label_columns)) < len(self.label_columns):
+            raise ConfigError(f"columns.label={self.label!r} names a column twice. Leave one out.")
+        if self.missing is not None and not self.several:
+            raise ConfigError(
+                f"columns.missing={self.missing!r} is for several labels, but columns.label={self.label!r} is one. "
+                "Remove the rows without a label."
             )
         if self.favoured is not None and not isinstance(self.sensitive, str):
             raise ConfigError(
@@ -132,8 +110,7 @@ class Columns:
                 f"{self.sensitive!r}. Name the column, or leave favoured out."
             )
         list_of("columns.drop", self.drop)
-        reserved = sorted(set(RESERVED) & set(self.extras))
-        if reserved:
+        if reserved := sorted(set(RESERVED) & set(self.extras)):
             raise ConfigError(
                 f"columns.extra takes {reserved}, names that batches use for something else. Give them others as a "
                 "mapping: name in the batch -> column."
@@ -142,41 +119,47 @@ class Columns:
     @property
     def extras(self) -> dict[str, str]:
         """Name in the batch -> column of the table."""
-        return (
-            dict(self.extra)
-            if isinstance(self.extra, Mapping)
-            else {name: name for name in list_of("columns.extra", self.extra)}
-        )
+        if isinstance(self.extra, Mapping):
+            return dict(self.extra)
+        return {name: name for name in list_of("columns.extra", self.extra)}
 
     @property
     def several(self) -> list[str]:
         """The columns of several labels; empty if there is one label."""
-        return list(self.label) if isinstance(self.label, list) else []
+        return [] if isinstance(self.label, str) else list(self.label)
 
     @property
     def label_columns(self) -> list[str]:
         """All columns of labels."""
-        return [self.label] if isinstance(self.label, str) else list(self.label)
+        return _each(self.label)
 
     @property
     def sensitive_columns(self) -> list[str]:
         """All columns that define groups."""
-        return [self.sensitive] if isinstance(self.sensitive, str) else list(self.sensitive or ())
+        return _each(self.sensitive)
 
     @property
     def wanted(self) -> dict[str, list[str]]:
         """Argument -> the columns that it requires of a table."""
-        required = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
-        required |= {"sensitive": self.sensitive_columns}
-        required |= {} if self.weight is None else {"weight": [self.weight]}
-        return {f"columns.{argument}": names for argument, names in required.items()}
+        return {
+            "columns.label": self.label_columns,
+            "columns.drop": list(self.drop),
+            "columns.extra": list(self.extras.values()),
+            "columns.sensitive": self.sensitive_columns,
+            "columns.weight": _each(self.weight),
+        }
 
     @property
     def unused(self) -> set[str]:
         """Columns that are not features."""
-        hidden = set() if self.use_sensitive else set(self.sensitive_columns)
-        weight = {self.weight} if self.weight is not None else set()
-        return {*self.label_columns, *self.drop, *self.extras.values(), *hidden, *weight}
+        features = self.sensitive_columns if self.use_sensitive else ()
+        others = {name for argument, names in self.wanted.items() if argument != "columns.sensitive" for name in names}
+        return others | ({*self.sensitive_columns} - {*features})
+
+
+def _each(value: Any) -> list[Any]:
+    """Return the entries of a list, one value as a list, and none for None."""
+    return list(value) if isinstance(value, list) else [] if value is None else [value]
 
 
 @dataclass(frozen=True)
@@ -217,10 +200,18 @@ class Roles:
         self.columns, self.grouping = columns, None if groups is None else Grouping(groups)
         self.class_names: list[str] = []
         self.group_names: list[str] = []
-        self._classes: list[list[str]] = []  # classes of each of several labels
+        self._classes: list[list[str]] = [[] for _ in columns.label_columns]  # classes of each label
         self._hidden = set() if groups is None or groups.as_features else {part.column for part in groups.parts}
-        if groups is not None:
-            _refuse_other_roles(columns)
+        if groups is not None and columns.several:
+            raise ConfigError(
+                f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
+                "TabularDataModule without groups, or name one of them."
+            )
+        if groups is not None and columns.sensitive is not None:
+            raise ConfigError(
+                f"columns.sensitive={columns.sensitive!r} defines groups, but here groups.by defines them. Name the "
+                "column in groups.by."
+            )
 
     def fit(self, frame: pd.DataFrame, where: str) -> None:
         """Define the classes and the groups by ``frame``, which is called ``where`` in messages.
@@ -230,20 +221,19 @@ class Roles:
         """
         self.require(frame, where)
         columns = self.columns
-        if isinstance(columns.label, list):
-            cells_of_labels = [frame[name][~self._missing(frame[name])] for name in columns.label]
-            self._classes = [class_names(cells, columns.positive, where, _OF_SEVERAL) for cells in cells_of_labels]
-        elif columns.target == "class":
-            _refuse_numbers(frame[columns.label], columns.positive, where)
-            self.class_names = class_names(frame[columns.label], columns.positive, where)
+        if columns.target == "class":
+            cells = [frame[name][~self._missing(frame[name])] for name in columns.label_columns]
+            self._classes = [_class_names(column, columns, where) for column in cells]
+            self.class_names = [] if columns.several else self._classes[0]
         if isinstance(columns.sensitive, str):
-            self.group_names = _group_names(frame[columns.sensitive].dropna(), columns, where)
+            self.group_names = _group_names(frame[columns.sensitive].dropna(), columns.favoured, where)
         if self.grouping is not None:
             self.group_names = self.grouping.fit(frame, where).names
 
     def know(self, class_names: Sequence[str], group_names: Sequence[str]) -> None:
         """Set the classes and the groups of a training table that is not available."""
         self.class_names, self.group_names = list(class_names), list(group_names)
+        self._classes = [[] if self.columns.several else self.class_names for _ in self._classes]
         if self.grouping is not None:
             self.grouping.know(group_names)
 
@@ -270,17 +260,16 @@ class Roles:
         """
         self.require(frame, where)
         columns = self.columns
-        if isinstance(columns.label, list):
-            labels = zip(columns.label, self._classes or [[]] * len(columns.label), strict=True)
-            data = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in labels], dim=1)}
-        else:
-            data = {"y": self._labels(frame[columns.label], where)}
+        labels = zip(columns.label_columns, self._classes, strict=True)
+        y = [self._label(frame[name], classes, where) for name, classes in labels]
+        data = {"y": torch.stack(y, dim=1) if columns.several else y[0]}
         if isinstance(columns.sensitive, str):
             data["group"] = self._groups(frame[columns.sensitive])
         if self.grouping is not None:
             data["group"] = self.grouping.assign(frame, where)
         if columns.weight is not None:
-            data[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
+            weights = _numbers(frame[columns.weight], "columns.weight", where).float()
+            data[SAMPLE_WEIGHT] = _valid(weights, f"columns.weight={columns.weight!r} of {where}")
         return data | {name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()}
 
     def features(self, frame: pd.DataFrame, where: str, others: Iterable[str] = ()) -> pd.DataFrame:
@@ -292,22 +281,11 @@ class Roles:
         left_out = self.columns.unused | self._hidden | {*others}
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
-            way_out = (
-                "" if self.columns.use_sensitive else ", or let a sensitive one be a feature (columns.use_sensitive)"
-            )
             raise DataError(
-                f"No feature column is left in {where} beside {listed(left_out)}. Drop fewer columns{way_out}."
+                f"No feature column is left in {where} beside {listed(left_out)}. Drop fewer columns, or let sensitive "
+                "ones be features (columns.use_sensitive)."
             )
         return features
-
-    def _labels(self, column: pd.Series, where: str) -> Tensor:
-        if self.columns.target == "number":
-            return _numbers(column, "columns.label", where).float()
-        if isinstance(self.columns.positive, list):
-            return marked(column, self.columns.positive)
-        y = places(self.class_names, column)
-        _require_classes(column, y >= 0, self.class_names, where)
-        return y
 
     def of_unknown_groups(self, frame: pd.DataFrame, where: str) -> str:
         """Return the message of :func:`of_unknown_groups` for a split."""
@@ -323,78 +301,68 @@ class Roles:
 
     def _groups(self, cells: pd.Series) -> Tensor:
         """The group of every cell; -1 if the cell is empty or its group does not occur in training."""
-        number, favoured = places(self.group_names, cells), self.columns.favoured
-        if favoured is None:
-            return number
-        is_favoured = marked(cells, [favoured])
-        if self._any_group:
-            number = torch.from_numpy(cells.notna().to_numpy().astype(np.int64)) - 1
-        return torch.where(is_favoured == 1, is_favoured, number)
+        group = (
+            torch.tensor(cells.notna().to_numpy()).long() - 1 if self._any_group else places(self.group_names, cells)
+        )
+        favoured = _each(self.columns.favoured)
+        return torch.where(marked(cells, favoured) == 1, 1, group) if favoured else group
 
     def _missing(self, column: pd.Series) -> pd.Series:
         """Mark the unknown labels of a column, by ``columns.missing``."""
-        missing = self.columns.missing
-        values = missing if isinstance(missing, list) else [] if missing is None else [missing]
-        listed = pd.Series(marked(column, values).bool().numpy(), index=column.index)
-        return listed | column.isna() if "" in values else listed
+        values = _each(self.columns.missing)
+        missing = pd.Series(marked(column, values).bool().numpy(), column.index)
+        return missing | column.isna() if "" in values else missing
 
-    def _one_of_several(self, column: pd.Series, classes: list[str], where: str) -> Tensor:
-        """Return one of several labels, 0, 1 or :data:`NOT_KNOWN`."""
-        missing, positive = torch.tensor(self._missing(column).to_numpy()), self.columns.positive
-        if isinstance(positive, list):  # all other values are negative
+    def _label(self, column: pd.Series, classes: list[str], where: str) -> Tensor:
+        """Return a label as the number of its class, of several labels :data:`NOT_KNOWN` if it is missing."""
+        positive, several = _each(self.columns.positive), bool(self.columns.several)
+        if self.columns.target == "number":
+            return _numbers(column, "columns.label", where).float()
+        missing = torch.tensor(self._missing(column).to_numpy())
+        if isinstance(self.columns.positive, list) or not classes:  # all other values are negative
             return marked(column, positive).masked_fill(missing, NOT_KNOWN)
-        if not classes:  # the training table is not available
-            return marked(column, [positive]).masked_fill(missing, NOT_KNOWN)
-        _require_classes(column, marked(column, classes).bool() | missing, classes, where)
-        return indicator(column, positive, "columns.positive", where).masked_fill(missing, NOT_KNOWN)
+        y = places(classes, column)
+        known = marked(column, classes).bool() | missing if several else y >= 0
+        if not bool(known.all()):
+            raise DataError(
+                f"columns.label={column.name!r} has classes {listed(text_of(column)[~known.numpy()].unique())} in "
+                f"{where}, which the training rows do not have. They have {listed(classes)}. Correct the table."
+            )
+        return indicator(column, positive[0], "columns.positive", where).masked_fill(missing, -1) if several else y
 
 
-def _require_classes(column: pd.Series, known: Tensor, classes: list[str], where: str) -> None:
-    """Refuse classes that the training rows do not have; ``known`` (n,) marks the rows of known classes."""
-    if not bool(known.all()):
-        unknown = text_of(column)[~known.numpy()].unique()
-        raise DataError(
-            f"columns.label={column.name!r} has classes {listed(unknown)} in {where} that the training "
-            f"rows do not have; theirs are {listed(classes)}. Repair the table."
-        )
+def _class_names(column: pd.Series, columns: Columns, where: str) -> list[str]:
+    """Return the classes of a label in the order of their numbers, with the positive one of two as the last.
 
-
-def _refuse_other_roles(columns: Columns) -> None:
-    """Refuse several labels and ``sensitive`` together with ``groups.by``."""
-    if columns.several:
-        raise ConfigError(
-            f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
-            "TabularDataModule, or name one of them."
-        )
-    if columns.sensitive is not None:
-        raise ConfigError(
-            f"columns.sensitive={columns.sensitive!r} defines groups, but here groups.by defines them. Name the "
-            "column in groups.by."
-        )
-
-
-def class_names(
-    column: pd.Series, positive: Value | list[Value] | None, where: str, remedy: str = _OF_ONE
-) -> list[str]:
-    """Return the classes of a label in the order of their numbers; ``remedy`` is advice if there are not two.
-
-    They are sorted, but the ``positive`` one of two is the last; a list of positive values is one class, the last.
+    A list of positive values is one class.
 
     Raises:
-        DataError: if there is only one class, or more than two although one ``positive`` is given, or a positive value
-            does not occur.
+        DataError: if there is only one class, or more than two although one ``positive`` is given; if a positive value
+            does not occur; or if the label is a number with decimal commas.
     """
-    if isinstance(positive, list):
-        return _merged_names(column, positive, where)
+    label, positive = f"columns.label={str(column.name)!r}", columns.positive
     text = text_of(column)
+    if isinstance(positive, list):
+        found = [indicator(column, value, "columns.positive", where).bool() for value in positive]
+        if not found or bool(torch.stack(found).any(0).all()):
+            raise DataError(
+                f"columns.positive={positive!r} must be some of the classes of {label}, and not all of them: in "
+                f"{where} these are {listed(text.unique())}."
+            )
+        name = " or ".join(map(str, positive))
+        return [f"{_NOT}{name}", name]
     classes = sorted(text.unique(), key=float if is_number(column.dtype) else str)
-    if len(classes) < 2 or (positive is not None and len(classes) != 2):
-        requirement = (
-            "at least two classes" if positive is None else f"exactly two classes for columns.positive={positive!r}"
-        )
+    if positive is None and len(classes) > _MOST_CLASSES and (remark := with_commas(column)):
         raise DataError(
-            f"columns.label={column.name!r} must have {requirement}, but in {where} it has {len(classes)}: "
-            f"{listed(classes)}. {remedy}"
+            f"{label} of {where} {remark}, and set columns.target='number'. As text, its {len(classes)} values would "
+            "be as many classes."
+        )
+    if len(classes) < 2 or (positive is not None and len(classes) != 2):
+        number = "at least two classes" if positive is None else f"exactly two classes for columns.{positive=}"
+        way_out = "Choose another column, leave columns.positive out, or set columns.target='number'."
+        raise DataError(
+            f"{label} must have {number}, but in {where} it has {len(classes)}: {listed(classes)}. "
+            f"{_OF_SEVERAL if columns.several else way_out}"
         )
     if positive is None:
         return classes
@@ -402,26 +370,29 @@ def class_names(
     return classes[::-1] if is_positive[int((text == classes[0]).argmax())] else classes
 
 
-def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[str]:
-    for value in positive:
-        indicator(column, value, "columns.positive", where)  # raises if it does not occur
-    if not positive or bool(marked(column, positive).all()):
-        raise DataError(
-            f"columns.positive={positive!r} must be some of the classes of columns.label={column.name!r}, and not all "
-            f"of them: in {where} these are {listed(text_of(column).unique())}."
-        )
-    name = " or ".join(str(value) for value in positive)
-    return [f"not {name}", name]
+def _group_names(cells: pd.Series, favoured: Value | None, where: str) -> list[str]:
+    """Names of the groups of filled cells: their values, or two groups of which the favoured one is the last.
 
-
-def _refuse_numbers(column: pd.Series, positive: Value | list[Value] | None, where: str) -> None:
-    """Refuse labels that are numbers with decimal commas, each of which would become a class."""
-    count = column.nunique()
-    if positive is None and count > _MOST_CLASSES and (remark := with_commas(column)):
+    Raises:
+        DataError: if there is only one group or more than 50, or the favoured value does not occur.
+    """
+    text, name = text_of(cells), f"columns.sensitive={str(cells.name)!r}"
+    values = sorted(text.unique())
+    if len(values) < 2:
         raise DataError(
-            f"columns.label={str(column.name)!r} of {where} {remark}, and set columns.target='number'. As text, its "
-            f"{count} values would be as many classes."
+            f"{name} has one group only in {where}, {listed(values)}, so there is nothing to compare. Name another "
+            "column, or leave it out."
         )
+    if favoured is not None:
+        is_favoured = indicator(cells, favoured, "columns.favoured", where).bool().numpy()
+        own, others = str(text[is_favoured].iloc[0]), sorted(text[~is_favoured].unique())
+        return [others[0] if len(others) == 1 else f"{_NOT}{own}", own]
+    if len(values) > MOST_GROUPS:
+        raise DataError(
+            f"{name} has {len(values)} values in {where}, each of which would be a group; at most {MOST_GROUPS} are "
+            "allowed. Compare one with all others (columns.favoured), or name a column with fewer values."
+        )
+    return values
 
 
 def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
@@ -429,13 +400,9 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     require_filled(column, argument, where)
     if pd.api.types.is_integer_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         return torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
-    if remark := with_commas(column):
-        raise DataError(f"{argument}={str(column.name)!r} must hold numbers, but in {where} the column {remark}.")
     if not is_number(column.dtype):
-        raise DataError(
-            f"{argument}={str(column.name)!r} must hold numbers, but is {column.dtype} in {where}. Turn it into "
-            "numbers before, for example with pandas.factorize."
-        )
+        remark = with_commas(column) or f"is {column.dtype}. Convert it, for example with pandas.factorize"
+        raise DataError(f"{argument}={str(column.name)!r} must hold numbers, but in {where} the column {remark}.")
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
 
 
@@ -447,9 +414,10 @@ def of_no_group(column: str, present: Any) -> str:
         present: whether a row has a group, (n,), bool.
     """
     missing = int((~present).sum())
-    share = missing / max(1, len(present))
-    remark = f"{missing} of {len(present)} training rows ({share:.1%}) have no value of {column!r}"
-    return f"{remark}: constraints that compare its groups leave them out, the objective does not." if missing else ""
+    if not missing:
+        return ""
+    remark = f"{missing} of {len(present)} training rows ({missing / len(present):.1%}) have no value of {column!r}"
+    return f"{remark}: constraints that compare its groups leave them out, the objective does not."
 
 
 def of_unknown_groups(column: pd.Series, groups: Sequence[str], where: str) -> str:
@@ -461,23 +429,22 @@ def of_unknown_groups(column: pd.Series, groups: Sequence[str], where: str) -> s
         where: name of the split.
     """
     unknown = text_of(column[(places(groups, column) < 0).numpy() & column.notna().to_numpy()])
+    if not len(unknown):
+        return ""
     return (
         f"{len(unknown)} of {len(column)} rows of {where} have a value of {str(column.name)!r} that is no group of "
-        f"training, {listed(unknown.unique())}: theirs are {listed(groups)}. What is measured of groups leaves these "
-        "rows out. If these are the same groups, write them one way."
-        if len(unknown)
-        else ""
+        f"training: {listed(unknown.unique())}. The groups are {listed(groups)}. Figures and constraints on groups "
+        "leave these rows out. If a group is spelled in two ways, use one spelling."
     )
 
 
-def _weights(column: pd.Series, where: str) -> Tensor:
-    """Return a column of weights, (n,), float32."""
-    weights = _numbers(column, "columns.weight", where).float()
+def _valid(weights: Tensor, what: str) -> Tensor:
+    """Return sample weights (n,) if all are finite numbers >= 0; ``what`` names them in messages."""
     invalid = ~((weights >= 0) & weights.isfinite())
     if bool(invalid.any()):
         raise DataError(
-            f"columns.weight={str(column.name)!r} of {where} must hold finite numbers >= 0, but {int(invalid.sum())} "
-            f"rows do not (first: {float(weights[invalid][0]):g}). A row that is not to count has the weight 0."
+            f"{what} must be finite numbers >= 0, but {int(invalid.sum())} are not (first: "
+            f"{float(weights[invalid][0]):g}). Give a sample that is not to count the weight 0."
         )
     return weights
 
@@ -494,37 +461,5 @@ def of_mean_one(weights: Tensor, where: str) -> Tensor:
     Raises:
         DataError: if all are 0, or one is no finite number >= 0.
     """
-    invalid = ~((weights >= 0) & weights.isfinite())
-    if bool(invalid.any()):
-        raise DataError(
-            f"the weights of samples of {where} must be finite numbers >= 0, but {int(invalid.sum())} are not (first: "
-            f"{float(weights[invalid][0]):g}). A sample that is not to count has the weight 0."
-        )
-    require_some_weight(weights, where)
+    require_some_weight(_valid(weights, f"the weights of samples of {where}"), where)
     return (weights.double() / weights.double().mean()).float()
-
-
-def _group_names(cells: pd.Series, columns: Columns, where: str) -> list[str]:
-    """Names of the groups of filled cells: their values, or two groups of which the favoured one is the last.
-
-    Raises:
-        DataError: if there is only one group, or the favoured value does not occur.
-    """
-    text = text_of(cells)
-    values = sorted(text.unique())
-    if len(values) < 2:
-        raise DataError(
-            f"columns.sensitive={str(cells.name)!r} has one group only in {where}, {listed(values)}, so there is "
-            "nothing to compare. Name another column, or leave it out."
-        )
-    if columns.favoured is None:
-        if len(values) > MOST_GROUPS:
-            raise DataError(
-                f"columns.sensitive={str(cells.name)!r} has {len(values)} values in {where}, of which each would be a "
-                f"group, and there may be {MOST_GROUPS}. Compare one with all others (columns.favoured), or give the "
-                "table a column of fewer groups."
-            )
-        return values
-    favoured = indicator(cells, columns.favoured, "columns.favoured", where).bool().numpy()
-    favoured_name, others = str(text[favoured].iloc[0]), sorted(text[~favoured].unique())
-    return [others[0] if len(others) == 1 else f"{_NOT}{favoured_name}", favoured_name]
