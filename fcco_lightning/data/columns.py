@@ -88,10 +88,16 @@ def require_columns(frame: pd.DataFrame, required: Mapping[str, Iterable[str]], 
         for name in names:
             if name in present:
                 continue
-            close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            listed = listed_in_order(available)
-            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {listed}.")
+            raise DataError(
+                f"{argument}={name!r} is not a column of {where}.{did_you_mean(name, available)} Its columns are "
+                f"{listed_in_order(available)}."
+            )
+
+
+def did_you_mean(name: str, available: Sequence[str]) -> str:
+    """Return the question for a message whether the most similar name was meant; empty if none is similar."""
+    close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def with_columns(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:

@@ -20,7 +20,8 @@ from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import FilesIn
 from fcco_lightning.errors import DataError
 
-_TIMES = "modification times"
+TIMES = "modification times"
+"""Begins the names of digests that differ between copies of the same files."""
 _AT_ONCE = 256  # columns that are copied together
 _LOOKED_AT = 64  # images whose contents identify a data set without file names
 _NAMED = 5  # classes or groups that a message lists
@@ -70,7 +71,7 @@ def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -
         return {
             f"names of {what}": digest_of(name for name, _ in files),
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
-            f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
+            f"{TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
     if isinstance(images, Subset) and isinstance(images.dataset, np.ndarray):
         images = images.dataset[list(images.indices)]
@@ -119,7 +120,7 @@ def require_same(
     other = [name for name in {**stored_contents, **contents} if stored_contents.get(name) != contents.get(name)]
     if other:
         different.append(f"the contents or the order of {listed(other)}")
-    only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
+    only_times = len(different) == 1 and bool(other) and all(name.startswith(TIMES) for name in other)
     if (only_times or not different) and stored.get("digest", present.get("digest")) != present.get("digest"):
         different.append("names of features, classes or groups, or the order of labels, groups and further columns")
         only_times = False

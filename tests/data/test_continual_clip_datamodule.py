@@ -453,10 +453,10 @@ def test_a_share_of_the_other_classes_becomes_pairs(make, table):
 
 
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):
-    with pytest.raises(DataError, match=r"asks for 6 different images of a protected task, but 'rainy' has 5"):
+    with pytest.raises(DataError, match=r"task_batches: .*samples_per_group=6 .*protected tasks: {.*, 'rainy': 5}"):
         make(samples_per_task=6).train_dataloader()
-    with pytest.raises(ConfigError, match=r"groups_per_batch=4 exceeds the 3 protected tasks"):
-        make(tasks_per_batch=4)
+    with pytest.raises(ConfigError, match=r"task_batches: groups_per_batch=4 exceeds the 3 groups.*protected tasks"):
+        make(tasks_per_batch=4).train_dataloader()
     with pytest.raises(DataError, match=r"batch_size=10 exceeds the 9 rows"):
         make(batch_size=10).train_dataloader()
     table = table[(table.split == "test") | (table.weather != "rainy")]

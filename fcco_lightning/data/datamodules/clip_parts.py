@@ -1,22 +1,25 @@
-"""Settings of data modules of image-text pairs: classes, pairs, and the network for which both are prepared."""
+"""What data modules of image-text pairs share: classes, pairs, and the network for which both are prepared."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
-from fcco_lightning.checks import at_least, fraction, list_of, one_of
-from fcco_lightning.data.batches import BatchPlan, UniformBatches
-from fcco_lightning.data.columns import listed
+from fcco_lightning.checks import at_least, fraction, list_of, made_of, one_of
+from fcco_lightning.data.batches import BatchPlan, Sampling, UniformBatches
+from fcco_lightning.data.columns import did_you_mean, listed
+from fcco_lightning.data.datamodules.base import SplitDataModule
+from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.images import MOST_PIXELS, Images, augmentation, image_transform
-from fcco_lightning.data.pairs import read_pairs
+from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.clip_config import CLIPConfig, clip_config
+from fcco_lightning.models.clip_config import CLIPConfig, clip_config, tokenizer
 
 _AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # as in the training of open_clip
 _CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
@@ -24,6 +27,7 @@ _CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
     "squash": "squash",
     "longest": "border",
 }
+_IMAGE_FORMAT = ("image_size", "mean", "std", "interpolation", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -104,15 +108,15 @@ class Classes:
         present = sorted(set().union(*(column.unique() for column in labels.values())))
         for name in [*classes, *self.mentioned]:
             if name not in present:
-                close = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise DataError(f"No labelled image is of class {name!r}.{hint} The classes are {listed(present)}.")
+                raise DataError(
+                    f"No labelled image is of class {name!r}.{did_you_mean(name, present)} The classes are "
+                    f"{listed(present)}."
+                )
         if len(classes) < 2:
             raise DataError(f"label={self.label!r} must have at least two classes, got {classes}.")
         others = [name for name in classes if name not in self.target]
         protected = others if self.protected is None else self.protected
-        absent = [name for name in [*self.target, *protected] if name not in classes]
-        if absent:
+        if absent := [name for name in [*self.target, *protected] if name not in classes]:
             raise DataError(f"The classes of the training images {listed(classes)} lack {absent}.")
         return classes, protected
 
@@ -209,27 +213,113 @@ class Pairs:
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
-    def drawn(self, size: int, seed: int) -> list[int] | None:
-        """Return the positions of the pairs, out of ``size``, that ``limit`` keeps, in order; None for all."""
-        if self.limit is None or self.limit >= size:
-            return None
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-        rows: list[int] = order[: self.limit].sort().values.tolist()
-        return rows
-
     def read(self, source: Any) -> tuple[Images, Any]:
         """Return the images and the captions of one source."""
         return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
 
 
-def require_two(plan: BatchPlan) -> None:
-    """Raise :class:`DataError` if a batch of pairs would hold a single one."""
-    if isinstance(plan, UniformBatches) and plan.smallest == 1 < plan.batch_size:
-        raise DataError(
-            f"batches.drop_last=false leaves a last batch of one pair, {plan.num_rows} pairs being drawn "
-            f"{plan.batch_size} at a time (by all processes): there is nothing to contrast it with. Set "
-            "batches.drop_last=true, or another batches.batch_size."
+class CLIPDataModule(SplitDataModule):
+    """Image-text pairs that are prepared for a CLIP model; subclasses say what is evaluated.
+
+    Args:
+        pairs: the image-text pairs.
+        model: the network for which images and texts are prepared.
+        pair_seed: seed of the pairs that ``pairs.limit`` keeps.
+        batches: how mini-batches of pairs are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        **loading: ``seed`` (also of augmentation and captions), ``num_workers`` (of every loader), ``eval_train`` and
+            ``allow_changed``, see :class:`SplitDataModule`.
+
+    Attributes:
+        image_size, mean, std, interpolation, resize_mode, context_length, vocab_size: how images and texts are
+            prepared, see :class:`~fcco_lightning.models.clip_config.CLIPConfig`.
+    """
+
+    _pairs = "train"
+    """The table of the pairs, which are trained on and never evaluated."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        model: Architecture,
+        pair_seed: int,
+        *,
+        batches: Sampling,
+        eval_batch_size: int = 256,
+        **loading: Any,
+    ) -> None:
+        if not isinstance(model, Architecture):
+            raise ConfigError(f"model must be Architecture(...), got {model!r}. Give it as its argument, name.")
+        super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
+        self.pairs, self.eval_workers = made_of("pairs", pairs, Pairs), self.num_workers
+        for name in (*_IMAGE_FORMAT, "context_length", "vocab_size"):
+            setattr(self, name, getattr(model.config, name))
+        self._pair_seed, self._tokenizer = pair_seed, tokenizer(model.config)
+        self._eval_transform = model.transform(augment=False)
+        self._train_transform = model.transform(augment=pairs.augment)
+        self._contents: dict[str, str] = {}  # digests of the training images
+
+    def prepare_data(self) -> None:
+        """Download data from the hub and fill the caches of ``datasets`` once, before all processes read them."""
+        for source in self._sources():
+            if isinstance(source, (str, list)):
+                self.pairs.read(source)
+
+    def _sources(self) -> list[Any]:
+        """Return all sources of pairs."""
+        return self.pairs.each
+
+    def _read_pairs(self) -> tuple[list[Any], list[Any]]:
+        """Return the images, in one or several parts, and the captions of the pairs that ``pairs.limit`` keeps."""
+        parts = [self.pairs.read(source) for source in self.pairs.each]
+        for number, (pictures, _) in enumerate(parts):
+            self._contents |= contents_of_images(pictures, f"the images of pairs.sources[{number}]")
+        images: list[Any] = [pictures for pictures, _ in parts]
+        captions = list(chain.from_iterable(texts for _, texts in parts))
+        if self.pairs.limit is None or self.pairs.limit >= len(captions):
+            return images, captions
+        order = torch.randperm(len(captions), generator=torch.Generator().manual_seed(self._pair_seed))
+        rows = order[: self.pairs.limit].sort().values.tolist()
+        return [Subset(ConcatDataset(images), rows)], [captions[row] for row in rows]
+
+    def _pair_table(self, images: Any, captions: Sequence[Any], *, training: bool) -> PairTable:
+        """Return a table of pairs, which are augmented in training."""
+        return PairTable(
+            images,
+            captions,
+            self._train_transform if training else self._eval_transform,
+            self._tokenizer,
+            seed=self.seed if training and self.pairs.augment is not False else None,
+            caption_seed=self.seed,
+            corrupt=self.pairs.corrupt,
+            most_pixels=self.pairs.most_pixels,
+            evaluation=self._eval_transform,
+            option="pairs.corrupt",
         )
+
+    @property
+    def num_train(self) -> int:
+        """Number of training pairs, which is the number of rows of a dual state with a row for every sample."""
+        return len(self._table(self._pairs))
+
+    def _splits(self) -> list[str]:
+        return [name for name in super()._splits() if name != self._pairs]
+
+    def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
+        plan = self.batches.plan(self._table(self._pairs).columns, self.seed, world_size)
+        if isinstance(plan, UniformBatches) and plan.smallest == 1 < plan.batch_size:
+            raise DataError(
+                f"batches.drop_last=false leaves a last batch of one pair, {plan.num_rows} pairs being drawn "
+                f"{plan.batch_size} at a time (by all processes). Set it to true, or change batches.batch_size."
+            )
+        return self._plans_of("target", self._pairs, self.batches, plan)
+
+    def _image_format(self) -> tuple[Any, ...]:
+        """Return the settings that determine the images in evaluation."""
+        return tuple(getattr(self, name) for name in _IMAGE_FORMAT)
+
+    def _batch_settings(self) -> tuple[Any, ...]:
+        return *super()._batch_settings(), *self._image_format(), str(self.pairs.augment), self.pairs.corrupt
 
 
 def _check_templates(argument: str, templates: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """A data module of image-text pairs for training, and of labelled images of tasks that must not be forgotten."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -17,23 +16,18 @@ from fcco_lightning.data.batches import (
     UniformSampling,
 )
 from fcco_lightning.data.columns import ROW, listed, listed_in_order, places, require_columns, require_filled, text_of
-from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, require_two
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, CLIPDataModule, Pairs
 from fcco_lightning.data.datamodules.labelled import LabelledImages
 from fcco_lightning.data.datamodules.samples import values_of
-from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
+from fcco_lightning.data.fingerprint import TIMES, contents_of_images, digest_of
 from fcco_lightning.data.images import FilesIn, ImageTable
 from fcco_lightning.data.pairs import PairTable
 from fcco_lightning.data.splits import PARTS, ImageSplits, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.clip_config import tokenizer
-
-_PAIRS = "pairs"  # the table that is trained on and never evaluated
-_LOOKED_AT = 64  # number of images whose contents identify a data set without file names
 
 
-class ContinualCLIPDataModule(SplitDataModule):
+class ContinualCLIPDataModule(CLIPDataModule):
     """Image-text pairs for the objective, and labelled images of target classes and of protected tasks.
 
     A task is a class of labelled images.  With protected tasks a training batch has two parts: "target" with ``x``
@@ -56,18 +50,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         batches: how mini-batches of pairs are drawn.
         task_batches: how mini-batches of protected images are drawn, with tasks as groups: by default 8 images of every
             task in a batch of one process.  An epoch has as many batches as that of the pairs.
-        eval_batch_size: number of rows in an evaluation batch of one process.
-        **loading: ``seed`` (also of augmentation and captions), ``num_workers`` (of every loader), ``eval_train`` and
-            ``allow_changed``, see :class:`SplitDataModule`.
+        **loading: ``eval_batch_size``, ``seed``, ``num_workers``, ``eval_train`` and ``allow_changed``, see
+            :class:`CLIPDataModule`.
 
     Attributes:
-        image_size: height and width S of ``x`` in pixels.
-        mean: means that are subtracted from the three channels of an image.
-        std: standard deviations by which the channels are then divided.
-        interpolation: how images are resized.
-        resize_mode: how images that are not square are made square, as open_clip names it.
-        context_length: number L of tokens of a text.
-        vocab_size: number of token ids.
         target_names: the target classes.
         task_names: the protected tasks, in the order of their numbers.
         left_out: split -> number of rows whose class is not among the known ones.
@@ -78,6 +64,7 @@ class ContinualCLIPDataModule(SplitDataModule):
     """
 
     _identifying = "pairs, images, classes and splits"
+    _pairs = "pairs"
 
     def __init__(
         self,
@@ -89,46 +76,26 @@ class ContinualCLIPDataModule(SplitDataModule):
         splits: ImageSplits = ImageSplits(),  # noqa: B008
         batches: Sampling = UniformSampling(),  # noqa: B008
         task_batches: Sampling = GroupSampling(groups_per_batch=None),  # noqa: B008
-        eval_batch_size: int = 256,
         **loading: Any,
     ) -> None:
-        if not isinstance(model, Architecture):
-            raise ConfigError(f"model must be Architecture(...), got {model!r}. Give it as its argument, name.")
-        super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
-        images, classes = made_of("images", images, LabelledImages), made_of("classes", classes, Classes)
-        pairs, splits = made_of("pairs", pairs, Pairs), made_of("splits", splits, ImageSplits)
-        task_batches = made_of("task_batches", task_batches, Sampling)
+        self.splits = made_of("splits", splits, ImageSplits)
+        super().__init__(pairs, model, splits.seed, batches=batches, **loading)
+        self.origin, self.classes = made_of("images", images, LabelledImages), made_of("classes", classes, Classes)
+        self.task_batches, self.target_names = made_of("task_batches", task_batches, Sampling), classes.target
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
         if splits.imbalance is not None:
             raise ConfigError(
-                f"splits.imbalance={splits.imbalance!r} is a share of positives, of which there are none among "
-                "classes to be learnt or kept. Leave it out."
+                f"splits.imbalance={splits.imbalance!r} is a share of positives, which classes to be learnt or kept do "
+                "not have. Leave it out."
             )
-        self.eval_workers = self.num_workers
-        self.origin, self.classes, self.pairs, self.splits = images, classes, pairs, splits
-        self.task_batches, self.target_names = task_batches, classes.target
-        self.config = model.config
-        self.image_size, self.vocab_size = self.config.image_size, self.config.vocab_size
-        self.mean, self.std = self.config.mean, self.config.std
-        self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
-        self.context_length = self.config.context_length
-        self._eval_transform = model.transform(augment=False)
-        self._train_transform = model.transform(augment=pairs.augment)
         self._crops = model.transform(augment=classes.augment)  # of protected images
-        self._tokenizer = tokenizer(self.config)
         self.task_names: list[str] = []
         self.left_out: dict[str, int] = {}
         self._class_names: list[str] = []
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
-        self._contents: dict[str, str] = {}
-        self._captions: list[str] = []  # the captions that all pairs share; empty if they differ
-
-    @property
-    def num_train(self) -> int:
-        """Number of training pairs, which is the number of rows of a dual state with a row for every sample."""
-        return len(self._table(_PAIRS))
+        self._captions: list[Any] = []  # of all pairs
 
     @property
     def num_classes(self) -> int:
@@ -160,20 +127,18 @@ class ContinualCLIPDataModule(SplitDataModule):
             DataError: see :meth:`SplitDataModule.setup`; also if all pairs have the same captions.
         """
         super().setup(stage)
-        if stage == "fit" and self._captions:
+        captions = {(caption,) if isinstance(caption, str) else tuple(caption) for caption in self._captions}
+        if stage == "fit" and len(captions) == 1:
             raise DataError(
-                f"All {self.num_train} pairs have the same captions, {listed_in_order(self._captions)}, as images of "
-                "one class have: nothing says what else there is, so that a contrastive loss learns noise. Pass pairs "
-                "of other things (pairs.sources), or let a share of the other classes' images be pairs, too "
-                "(--data.pairs.of_others 0.2)."
+                f"All {self.num_train} pairs have the same captions, {listed_in_order(captions.pop())}, as images of "
+                "one class have, so a contrastive loss has nothing to learn from. Pass other pairs (pairs.sources), or "
+                "make pairs of a share of the other classes' images (--data.pairs.of_others 0.2)."
             )
 
     def prepare_data(self) -> None:
         """Download data from the hub and fill the caches of ``datasets`` once, before all processes read them."""
         self.origin.prepare()
-        for source in self.pairs.each:
-            if isinstance(source, (str, list)):
-                self.pairs.read(source)
+        super().prepare_data()
 
     def part_loaders(self, split: str) -> dict[str, DataLoader[Any]]:
         """Return loaders, in a fixed order, of the data of objective and constraints, by part of a training batch.
@@ -193,7 +158,7 @@ class ContinualCLIPDataModule(SplitDataModule):
                 "'train'. Take --diagnostics.split train."
             )
         labelled = {"protected": self._ordered("train")} if self.task_names else {}
-        return {"target": self._ordered(_PAIRS)} | labelled
+        return {"target": self._ordered(self._pairs)} | labelled
 
     def add_columns(self, split: str, columns: Mapping[str, Tensor]) -> None:
         """Add columns to every batch of a split, such as the outputs of another model for its images.
@@ -227,17 +192,9 @@ class ContinualCLIPDataModule(SplitDataModule):
         frame, images = self.origin.read()
         return frame, FilesIn(images, self.origin.root or "")
 
-    def _look_at(self, images: Any, description: str) -> None:
-        """Remember the identity of images for the fingerprint, unless they are synthetic."""
-        if not self._synthetic:
-            self._contents |= contents_of_images(images, description)
-
-    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
-        """Return the paths of images, or digests of the contents of some of them if they are not files."""
-        files = images.images
-        if isinstance(files, list):
-            return [str(files[row]) for row in rows]
-        return [identity_of(files[row]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
+    def _identity(self, images: Any, what: str) -> dict[str, str]:
+        """Return digests that identify labelled images, which are called ``what``."""
+        return contents_of_images(images, what)
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return the positions of the training images that become pairs, given their classes ``y`` (n,)."""
@@ -262,11 +219,15 @@ class ContinualCLIPDataModule(SplitDataModule):
         }
         train = tables["train"]
         assert isinstance(train, ImageTable)  # noqa: S101  (made above)
-        tables[_PAIRS] = self._pair_table(train)
+        counts = [int((train.columns["task"] == task).sum()) for task in range(len(self.task_names))]
+        if 0 in counts:
+            raise DataError(
+                f"The protected task {self.task_names[counts.index(0)]!r} has no training images. Leave it out of "
+                "classes.protected."
+            )
         prompts = [self.classes.prompts_of(name) for name in self._class_names]
         self._class_tokens = torch.stack([self._tokenizer(texts) for texts in prompts])
-        self._check_tasks(train)
-        return tables
+        return {**tables, self._pairs: self._all_pairs(train)}
 
     def _image_table(self, name: str, part: pd.DataFrame, y: Tensor, images: Any) -> ImageTable:
         """Return the table of the images of a split whose class ``y`` (n,) is known; -1 stands for other classes."""
@@ -276,9 +237,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.left_out[name], y, frame = len(y) - len(labelled), y[labelled], part.iloc[labelled.tolist()]
         self._rows[name] = frame.drop(columns=ROW).reset_index(drop=True)
         subset: Any = Subset(images, frame[ROW].tolist())
+        identity = self._identity(subset, "the labelled images")
         if name == "train":
-            self._look_at(subset, "the labelled images")
-        self._digests[name] = digest_of([*self._image_names(images, subset.indices), str(y.tolist())])
+            self._contents |= identity
+        lasting = [digest for what, digest in identity.items() if not what.startswith(TIMES)]
+        self._digests[name] = digest_of([*lasting, str(y.tolist())])
         numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
         crops = name == "train" and self.classes.augment is not False
@@ -309,105 +272,41 @@ class ContinualCLIPDataModule(SplitDataModule):
             parts |= {"train": train.iloc[rest.tolist()], name: train.iloc[held_out.tolist()]}
         return {name: parts[name].reset_index(drop=True) for name in PARTS if name in parts}
 
-    def _pair_table(self, train: ImageTable) -> PairTable:
+    def _all_pairs(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: first those of the sources, then those made of labelled images."""
         images, captions = self._read_pairs()
         labelled = self._pairs_of_classes(train.columns["y"])
-        images.append(Subset(train.images, labelled.tolist()))
         class_captions = [self.classes.captions_of(name) for name in self._class_names]
-        captions.append([class_captions[y] for y in train.columns["y"][labelled].tolist()])
-        self._remember_captions(captions)
-        union: Any = ConcatDataset(images)
-        texts: Any = ConcatDataset(captions)
-        return PairTable(
-            union,
-            texts,
-            self._train_transform,
-            self._tokenizer,
-            seed=None if self.pairs.augment is False else self.seed,
-            caption_seed=self.seed,
-            corrupt=self.pairs.corrupt,
-            most_pixels=self.pairs.most_pixels,
-            evaluation=self._eval_transform,
-            option="pairs.corrupt",
-        )
-
-    def _read_pairs(self) -> tuple[list[Any], list[Any]]:
-        """Return the images and the captions of all sources, or of the pairs that ``pairs.limit`` keeps."""
-        images: list[Any] = []
-        captions: list[Any] = []
-        for number, source in enumerate(self.pairs.each):
-            pictures, texts = self.pairs.read(source)
-            self._look_at(pictures, f"the images of pairs.sources[{number}]")
-            images.append(pictures)
-            captions.append(texts)
-        rows = self.pairs.drawn(sum(map(len, captions)), self.splits.seed)
-        if rows is None:
-            return images, captions
-        return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
-
-    def _remember_captions(self, captions: Sequence[Any]) -> None:
-        """Refuse an empty set of pairs, and remember the captions."""
-        size, cells = sum(map(len, captions)), itertools.chain.from_iterable(captions)
-        if size == 0:
+        captions += [class_captions[y] for y in train.columns["y"][labelled].tolist()]
+        if not captions:
             raise DataError(
-                f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
-                f"target classes {self.target_names}, or pairs.of_target is off. Pass pairs.sources, or name a target."
+                f"There are no pairs to learn from: pairs.sources={self.pairs.sources} gives none, and no training "
+                f"image of the target classes {self.target_names} becomes one. Pass sources, or name a target class "
+                "and leave pairs.of_target on."
             )
-        drawn_from = [(cell,) if isinstance(cell, str) else tuple(cell) for cell in cells]
-        self._captions = list(drawn_from[0]) if len(set(drawn_from)) == 1 else []
-        self._digests[_PAIRS] = digest_of([str(size), *(text for texts in drawn_from for text in texts)])
-
-    def _check_tasks(self, train: ImageTable) -> None:
-        task = train.columns["task"]
-        counts = torch.bincount(task[task >= 0], minlength=len(self.task_names))
-        if self.task_names and not counts.all():
-            raise DataError(
-                f"The protected task {self.task_names[int(counts.argmin())]!r} has no training images, so there is "
-                "nothing to hold it by. Leave it out of protected."
-            )
-        sampling = self._grouped()
-        if sampling and self.task_names and sampling.chosen(len(self.task_names)) > len(self.task_names):
-            raise ConfigError(
-                f"task_batches.groups_per_batch={sampling.groups_per_batch} exceeds the {len(self.task_names)} "
-                f"protected tasks {self.task_names}. Lower it, or set it to null for all of them."
-            )
-
-    def _grouped(self) -> GroupSampling | None:
-        """Return ``task_batches`` if it samples by group, otherwise None."""
-        return self.task_batches if isinstance(self.task_batches, GroupSampling) else None
+        self._captions = captions
+        texts = [text for caption in captions for text in ([caption] if isinstance(caption, str) else caption)]
+        self._digests[self._pairs] = digest_of([str(len(captions)), *texts])
+        union: Any = ConcatDataset([*images, Subset(train.images, labelled.tolist())])
+        return self._pair_table(union, captions, training=True)
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        plan = self.batches.plan(self._table(_PAIRS).columns, self.seed, world_size)
-        require_two(plan)
-        parts = self._plans_of("target", _PAIRS, self.batches, plan)
+        parts = super()._plans(world_size)
         if not self.task_names:
             return parts
-        protected = self._protected_plan(world_size, plan.num_batches)
-        return parts | self._plans_of("protected", "train", self.task_batches, protected)
-
-    def _protected_plan(self, world_size: int, num_batches: int) -> BatchPlan:
-        """Return the plan of the batches of protected images, whose groups are the tasks."""
         columns = self._table("train").columns
         rows = (columns["task"] >= 0).nonzero().flatten()
-        tasks = columns["task"][rows]
-        self._check_sizes(torch.bincount(tasks), world_size)
-        batch_columns = {"group": tasks, "y": columns["y"][rows], "index": torch.arange(len(rows))}
-        plan = self.task_batches.with_num_batches(num_batches).plan(batch_columns, self.seed, world_size)
-        return plan.of_rows(rows, len(columns["task"]))
-
-    def _check_sizes(self, counts: Tensor, world_size: int) -> None:
-        sampling, smallest = self._grouped(), int(counts.argmin())
-        if sampling and not sampling.replacement and counts[smallest] < sampling.samples_per_group * world_size:
-            raise DataError(
-                f"task_batches.samples_per_group={sampling.samples_per_group} on {world_size} processes asks for "
-                f"{sampling.samples_per_group * world_size} different images of a protected task, but "
-                f"{self.task_names[smallest]!r} has {int(counts[smallest])} in training. Lower it, or leave that task "
-                "out of classes.protected."
-            )
+        protected = {"group": columns["task"][rows], "y": columns["y"][rows], "index": torch.arange(len(rows))}
+        sampling = self.task_batches.with_num_batches(parts["target"][1].num_batches)
+        try:
+            of_tasks = sampling.plan(protected, self.seed, world_size).of_rows(rows, len(columns["task"]))
+        except (ConfigError, DataError) as error:
+            tasks = dict(zip(self.task_names, torch.bincount(protected["group"]).tolist(), strict=True))
+            raise type(error)(f"task_batches: {error} The groups are the protected tasks: {tasks}.") from error
+        return parts | self._plans_of("protected", "train", self.task_batches, of_tasks)
 
     def _summary(self) -> str:
-        table, train = self._table(_PAIRS), self._table("train").columns["task"]
+        table, train = self._table(self._pairs), self._table("train").columns["task"]
         sizes = [int((train == k).sum()) for k in range(len(self.task_names))]
         tasks = ", ".join(f"{name} ({size})" for name, size in zip(self.task_names, sizes, strict=True)) or "none"
         return (
@@ -415,25 +314,19 @@ class ContinualCLIPDataModule(SplitDataModule):
             f"images); protected {tasks}; {sum(self.left_out.values())} images of other classes left out."
         )
 
-    def _splits(self) -> list[str]:
-        return [name for name in super()._splits() if name != _PAIRS]
-
     def _image_format(self) -> tuple[Any, ...]:
-        """Return the settings that determine the images in evaluation."""
-        config = self.config
-        return config.image_size, config.mean, config.std, config.interpolation, config.resize_mode, self.origin.corrupt
+        return *super()._image_format(), self.origin.corrupt
 
     @property
     def _joined(self) -> bool:
         return True
 
     def _batch_settings(self) -> tuple[Any, ...]:
-        settings = *super()._batch_settings(), self.task_batches
-        return *settings, *self._image_format(), str(self.pairs.augment), str(self.classes.augment), self.pairs.corrupt
+        return *super()._batch_settings(), self.task_batches, str(self.classes.augment)
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and a digest of the captions, of all names and of the labelled training images in their order."""
-        digests = self._digests[_PAIRS], self._digests["train"]
+        digests = self._digests[self._pairs], self._digests["train"]
         return {
             "pairs": self.num_train,
             "rows": len(self._table("train")),

@@ -16,7 +16,8 @@ from fcco_lightning.data.columns import ROW, listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages
-from fcco_lightning.data.images import DatasetColumn, FilesIn, augmentation, read_image_dataset
+from fcco_lightning.data.fingerprint import digest_of
+from fcco_lightning.data.images import FilesIn, augmentation, read_image_dataset
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -54,15 +55,23 @@ class DigitImages:
         at_least("digits.seed", self.seed, 0)
         at_least("digits.num_val", self.num_val, 10 if self.num_val else 0)
 
-    def taken(self) -> tuple[pd.DataFrame, DatasetColumn]:
-        """The labels, splits and positions of the images drawn from ``source``, and all its images.
+    def read(self) -> tuple[pd.DataFrame, Any]:
+        """Return the digit, the handwriting, the split and the position of every image, and the images.
 
         Raises:
-            DataError: if there are too few images, or labels other than 0..9.
+            DataError: if ``source`` has too few images, or labels other than 0..9.
         """
+        sizes = {"test": self.num_test, "val": self.num_val, "train": self.num_train}
+        if self.source is None:
+            parts = digit_images.digits(self.num_train, self.num_test, self.seed, self.num_val)
+            frames = [
+                pd.DataFrame({"digit": part.labels, "handwriting": part.handwritings, "split": split})
+                for split, part in parts.items()
+            ]
+            frame = pd.concat(frames, ignore_index=True)
+            return frame.assign(**{ROW: range(len(frame))}), torch.cat([part.images for part in parts.values()]).numpy()
         frame, images = read_image_dataset(self.source, "image")
         require_columns(frame, {"the label": ["label"]}, f"digits.source={self.source!r}")
-        sizes = {"test": self.num_test, "val": self.num_val, "train": self.num_train}
         total = sum(sizes.values())
         if total > len(frame) or not frame["label"].isin(range(10)).all():
             raise DataError(
@@ -70,8 +79,8 @@ class DigitImages:
                 f"Needed are labels 0 to 9, and num_train + num_val + num_test = {total} images: ask for fewer."
             )
         rows = np.random.default_rng(self.seed).permutation(len(frame))[:total]
-        split = np.repeat(list(sizes), list(sizes.values()))
-        return pd.DataFrame({"digit": frame["label"].to_numpy()[rows], "split": split, ROW: rows}), images
+        facts = {"digit": frame["label"].to_numpy()[rows], "handwriting": rows, ROW: rows}
+        return pd.DataFrame(facts | {"split": np.repeat(list(sizes), list(sizes.values()))}), FilesIn(images, "")
 
 
 class DigitsCLIPDataModule(ContinualCLIPDataModule):
@@ -141,28 +150,11 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         self._synthetic = digits.source is None
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
-        if self.digits.source is not None:
-            labelled, pictures = self.digits.taken()
-            names = [digit_images.NAMES[digit] for digit in labelled.pop("digit")]
-            labelled[self.classes.label], labelled["handwriting"] = names, labelled[ROW]
-            return labelled, FilesIn(pictures, "")
-        parts = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
-        frames = [
-            pd.DataFrame(
-                {
-                    self.classes.label: [digit_images.NAMES[i] for i in part.labels],
-                    "handwriting": part.handwritings.numpy(),
-                    "split": split,
-                }
-            )
-            for split, part in parts.items()
-        ]
-        frame = pd.concat(frames, ignore_index=True)
-        images = torch.cat([part.images for part in parts.values()]).numpy()
-        return frame.assign(**{ROW: range(len(frame))}), images
+        frame, images = self.digits.read()
+        return frame.assign(**{self.classes.label: np.array(digit_images.NAMES)[frame.pop("digit")]}), images
 
-    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
-        return [str(self.digits)] if self._synthetic else super()._image_names(images, rows)  # all made from one seed
+    def _identity(self, images: Any, what: str) -> dict[str, str]:
+        return {what: digest_of([str(self.digits)])} if self._synthetic else super()._identity(images, what)
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)
