@@ -20,17 +20,12 @@ ACCEPTED = (
     "with scikit-learn, a hub id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict "
     "of columns"
 )
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
+_SUFFIXES = dict.fromkeys((".parquet", ".pq"), "parquet") | dict.fromkeys(
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt", ".bz2"), "svmlight"
 )
 _READERS = {  # readers of pandas for files that must be converted first
-    ".gz": "read_csv(FILE)",
-    ".zip": "read_csv(FILE)",
-    ".xz": "read_csv(FILE)",
-    ".zst": "read_csv(FILE)",
-    ".xls": "read_excel(FILE)",
-    ".xlsx": "read_excel(FILE)",
-    ".ods": "read_excel(FILE)",
+    **dict.fromkeys((".gz", ".zip", ".xz", ".zst"), "read_csv(FILE)"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "read_excel(FILE)"),
     ".json": "read_json(FILE)",
     ".jsonl": "read_json(FILE, lines=True)",
     ".feather": "read_feather(FILE)",
@@ -64,49 +59,43 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or has no rows.
     """
-    is_path = isinstance(source, (str, PathLike))
+    is_path, where = isinstance(source, (str, PathLike)), f"{argument}={shown(source)}"
     frame = _from_name(source, argument, texts) if is_path else _from_memory(source, argument)
     if frame.empty:
-        raise DataError(f"{argument}={shown(source)} has no rows or no columns.")
+        raise DataError(f"{where} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
     if isinstance(frame.columns, pd.MultiIndex):
         raise DataError(
-            f"{argument}={shown(source)} has names of columns in {frame.columns.nlevels} levels, such as "
-            f"{frame.columns[0]}. Give each one name: frame.columns = ['_'.join(map(str, name)) for name in frame]."
+            f"{where} has names of columns in {frame.columns.nlevels} levels, such as {frame.columns[0]}. Give each "
+            "one name: frame.columns = ['_'.join(map(str, name)) for name in frame]."
         )
     frame.columns = frame.columns.map(str)
-    _require_plain(frame, f"{argument}={shown(source)}")
-    for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
-        if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # decimals of a data base are numbers
-            frame[name] = frame[name].astype(float)
-            continue
-        frame[name] = stripped(frame[name])
+    require_different(frame.columns, where)
+    types = pd.api.types
+    plain = [types.is_numeric_dtype(kind) and not types.is_complex_dtype(kind) for kind in frame.dtypes]
+    for name in frame.columns[~np.array(plain)]:
+        _require_plain(frame[name], where)
+        decimals = types.infer_dtype(frame[name], skipna=True) == "decimal"  # of a data base
+        frame[name] = frame[name].astype(float) if decimals else stripped(frame[name])
     return frame
 
 
-def _require_plain(frame: pd.DataFrame, where: str) -> None:
-    """Refuse duplicate names of columns, and columns of lists, mappings or complex numbers, which are no features."""
-    require_different(frame.columns, where)
-    for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
-        raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
-    for name in frame.columns[[_holds_anything(kind) for kind in frame.dtypes]]:
-        if any(issubclass(kind, _BYTES) for kind in set(map(type, frame[name]))):
-            raise DataError(
-                f"{where}: the column {str(name)!r} holds bytes, which are neither numbers nor words. Remove the "
-                "column, or make texts of them: frame[NAME].str.decode('utf-8')."
-            )
-        several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
-        if several:
-            cell = next(cell for cell in frame[name] if isinstance(cell, _SEVERAL))
-            raise DataError(
-                f"{where}: the column {str(name)!r} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give "
-                "every number or name a column of its own, or remove the column."
-            )
-
-
-def _holds_anything(kind: Any) -> bool:
-    """Whether cells of a type, such as object and some types of Arrow, may be lists, mappings or bytes."""
-    return pd.api.types.is_object_dtype(kind) or getattr(kind, "type", None) in (list, dict, bytes)
+def _require_plain(column: pd.Series, where: str) -> None:
+    """Refuse a column of lists, mappings, bytes or complex numbers, which is no feature."""
+    kind, where = column.dtype, f"{where}: the column {str(column.name)!r}"
+    if pd.api.types.is_complex_dtype(kind):
+        raise DataError(f"{where} holds complex numbers. Give their two parts a column each.")
+    if not pd.api.types.is_object_dtype(kind) and getattr(kind, "type", None) not in (list, dict, bytes):
+        return
+    kinds = {*map(type, column)}
+    if any(issubclass(kind, _BYTES) for kind in kinds):
+        raise DataError(f"{where} holds bytes. Remove it, or make texts of them: frame[NAME].str.decode('utf-8').")
+    if any(issubclass(kind, _SEVERAL) for kind in kinds):
+        cell = next(cell for cell in column if isinstance(cell, _SEVERAL))
+        raise DataError(
+            f"{where} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give every number or name a column "
+            "of its own, or remove the column."
+        )
 
 
 def is_hub_id(source: Any) -> bool:
@@ -185,13 +174,12 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
     if have is not None and required > have:
         raise DataError(
             f"{argument}='{path}' has {matrix.shape[0]} rows and {len(nonempty)} features, {matrix.nnz:,} of them not "
-            f"0. Features are held densely, which takes about {required / 2**30:.1f} GiB; this machine has "
-            f"{have / 2**30:.1f} GiB. Reduce them first, for example with sklearn's TruncatedSVD or SelectKBest, or "
-            "take fewer rows."
+            f"0. Features are held densely, which takes about {required / 2**30:.1f} GiB of this machine's "
+            f"{have / 2**30:.1f} GiB. Reduce them, for example with sklearn's TruncatedSVD, or take fewer rows."
         )
-    frame = pd.DataFrame(matrix[:, nonempty].toarray(), columns=[f"f{i}" for i in nonempty])
     leading = {"label": label} | ({"qid": query} if len(query) == len(label) else {})
-    frame = pd.concat([pd.DataFrame(leading), frame], axis=1)
+    features = pd.DataFrame(matrix[:, nonempty].toarray(), columns=[f"f{i}" for i in nonempty])
+    frame = pd.concat([pd.DataFrame(leading), features], axis=1)
     frame.attrs["sparse"] = True
     return frame
 
@@ -229,16 +217,12 @@ def open_dataset(source: str, argument: str, accepted: str, split: str | None = 
             return datasets.load_from_disk(source)
         return datasets.load_dataset(name, split=suffix or split)
     except Exception as error:  # builders raise errors of many classes
-        fault = (
-            "is a folder that datasets.load_from_disk cannot read"
-            if Path(source).is_dir()
-            else f"is neither a file nor a folder here (working directory: {Path.cwd()}), and the hub gave no data set "
-            f"{name!r} with split {suffix or split!r}"
-        )
+        folder = "is a folder that datasets.load_from_disk cannot read"
+        hub = f"is neither a file nor a folder in {Path.cwd()}, and the hub gave no data set {name!r} with split"
         cause = error.__cause__ or error
         raise DataError(
-            f"{argument}={source!r} {fault}: {type(cause).__name__}: {cause}. Check the name, the split and the "
-            f"connection. Accepted are {accepted}."
+            f"{argument}={source!r} {folder if Path(source).is_dir() else f'{hub} {suffix or split!r}'}: "
+            f"{type(cause).__name__}: {cause}. Check the name, the split and the connection. Accepted are {accepted}."
         ) from error
 
 

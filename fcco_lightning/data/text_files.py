@@ -4,13 +4,10 @@ import codecs
 import csv
 import gzip
 import io
-import os
-import sys
-import threading
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -18,12 +15,11 @@ from typing import IO, Any
 import pandas as pd
 from pandas.errors import ParserError, ParserWarning
 
-from fcco_lightning.errors import DataError, printable_lines
+from fcco_lightning.errors import DataError
 
 _CHUNK = 1 << 20
 _LONGEST = (1 << 31) - 1  # characters of a field; the default of csv is 131,072, pandas has no limit
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_SIGNS = {",": "commas", "\t": "tabs"}  # names in messages
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -37,15 +33,9 @@ def separator(path: Path) -> str | None:
     return _SEPARATORS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
-@contextmanager
-def _bytes_of(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file; yield the stream of its bytes, decompressed if its name ends with .gz, and the raw file."""
-    with path.open("rb") as file:
-        if path.suffix.lower() != ".gz":
-            yield file, file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield unpacked, file  # type: ignore[misc]
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file for reading its bytes, decompressed if its name ends with .gz."""
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def read_text(path: Path, where: str) -> str:
@@ -63,23 +53,19 @@ def require_text(path: Path, where: str) -> None:
 
     A .gz file is decompressed, and refused if that fails.
     """
+    number, start = 1, b""  # number of the first line of a chunk, start of the file
     try:
-        _require_text(path, where)
+        with _opened(path) as file:
+            while chunk := file.read(_CHUNK) + file.readline():  # whole lines
+                start = start or chunk[:2]
+                if (wrong := _first_wrong(chunk)) is not None:
+                    break
+                number += chunk.count(b"\n")
+            else:
+                return
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{where} is damaged, or not packed by gzip: {error}. Restore it.") from error
-
-
-def _require_text(path: Path, where: str) -> None:
-    number = 1  # number of the first line of a chunk
-    with _bytes_of(path) as (file, _):
-        while chunk := file.read(_CHUNK) + file.readline():  # whole lines
-            if (wrong := _first_wrong(chunk)) is not None:
-                break
-            number += chunk.count(b"\n")
-        else:
-            return
-        file.seek(0)
-        encoding = "UTF-16" if file.read(2) in _UTF_16 else "CP1252"
+    encoding = "UTF-16" if start in _UTF_16 else "CP1252"
     fault = f"is not in UTF-8. Save it in that encoding, for example: iconv -f {encoding} -t UTF-8 FILE > NEW."
     if chunk[wrong] == 0:
         fault = "holds a NUL: it is damaged, or no text at all. Restore it, or remove these bytes."
@@ -113,14 +99,10 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
     require_text(path, where)
     if with_names:
         _require_header(path, where)
-    size = path.stat().st_size
     try:
-        with _bytes_of(path) as (unpacked, file), warnings.catch_warnings():
+        with _opened(path) as file, warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)  # pandas warns if it drops a field
-            with said_if_slow(lambda: f"{where}: {file.tell() / size:.0%} of {size / 1e6:.0f} MB are read."):
-                frame: pd.DataFrame = pd.read_csv(
-                    unpacked, **{"index_col": False, "sep": separator(path) or ",", **options}
-                )
+            frame: pd.DataFrame = pd.read_csv(file, **{"index_col": False, "sep": separator(path) or ",", **options})
     except (ParserError, ParserWarning) as error:
         _require_no_more_fields(path, where)
         raise DataError(f"{where} is no readable table of text: {error}") from error
@@ -128,39 +110,12 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
 
 
 @contextmanager
-def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[None]:
-    """Print progress on the standard error, in the first process of a job, if the body takes long.
-
-    Args:
-        remark: returns the line to be printed.
-        seconds: time until the first line; the next ones follow after 2, 4, ... times as many seconds.
-    """
-    ended = threading.Event()
-
-    def watch() -> None:
-        wait = seconds
-        while not ended.wait(wait):
-            print(printable_lines(remark()), file=sys.stderr, flush=True)  # noqa: T201 - there may be no logger yet
-            wait *= 2
-
-    watching = threading.Thread(target=watch, daemon=True)
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if watching.is_alive():
-            watching.join()
-
-
-@contextmanager
 def _rows_of(path: Path) -> Iterator[Any]:
-    """Open a table and yield an iterator over the fields of its lines, which may have any length."""
+    """Open a table and yield a reader of the fields of its lines, which may have any length."""
     before = csv.field_size_limit(_LONGEST)
     try:
-        with _bytes_of(path) as (unpacked, _), io.TextIOWrapper(unpacked, newline="", encoding="utf-8-sig") as file:
-            yield csv.reader(file, delimiter=separator(path) or ",", skipinitialspace=True)
+        with _opened(path) as file, io.TextIOWrapper(file, newline="", encoding="utf-8-sig") as text:
+            yield csv.reader(text, delimiter=separator(path) or ",", skipinitialspace=True)
     finally:
         csv.field_size_limit(before)
 
@@ -175,25 +130,22 @@ def _require_header(path: Path, where: str) -> None:
         rows: Iterator[list[str]] = filter(None, reader)  # skips empty lines
         names, first = next(rows, []), next(rows, [])
     own = separator(path) or ","
-    header = own.join(names)
-    signs = [sign for sign in ";\t|," if sign != own and header.count(sign) >= max(1, len(names))]
-    if signs:
-        endings = [ending for ending, sign in _SEPARATORS.items() if sign == signs[0]]
-        anew = f"Write it anew: pandas.read_csv(FILE, sep={signs[0]!r}).to_csv(NEW, index=False)"
-        raise DataError(
-            f"{where}: its columns are separated by {signs[0]!r}, not by {_SIGNS[own]}. "
-            + (f"Call it {endings[0]}." if endings else f"{anew}, with decimal=',' if its numbers have decimal commas.")
-        )
+    for sign in ";\t|,":
+        if sign != own and own.join(names).count(sign) >= max(1, len(names)):
+            kind = next((ending for ending, mark in _SEPARATORS.items() if mark == sign), None)
+            anew = f"Write it anew: pandas.read_csv(FILE, sep={sign!r}).to_csv(NEW, index=False), with decimal=',' if "
+            raise DataError(
+                f"{where}: its columns are separated by {sign!r}, not by {own!r}. "
+                + (f"Call it {kind}." if kind else f"{anew}its numbers have decimal commas.")
+            )
     numbers = [value for name in names if (value := _number(name)) is not None]
-    text_headers = [
-        name for name, cell in zip(names, first, strict=False) if _number(name) is None and _number(cell) is not None
-    ]
-    numbering = bool(numbers) and numbers == [numbers[0] + k for k in range(len(numbers))]
-    if numbers and not text_headers and not (numbering and (len(numbers) > 1 or numbers[0] in (0, 1))):
+    named = any(_number(name) is None and _number(cell) is not None for name, cell in zip(names, first, strict=False))
+    in_order = [numbers[0] + k for k in range(len(numbers))] == numbers if len(numbers) > 1 else numbers in ([0], [1])
+    if numbers and not named and not in_order:
         raise DataError(
             f"{where}, line 1: the names of the columns are numbers ({', '.join(names[:6])}"
-            f"{', ...' if len(names) > 6 else ''}), so this seems to be a row of the table, and the header missing. "
-            "Put a line with the names of the columns above it."
+            f"{', ...' if len(names) > 6 else ''}), so the header seems to be missing. Put a line with the names of "
+            "the columns above it."
         )
     require_different([*filter(None, names)], where)  # pandas would rename duplicates
 
@@ -213,9 +165,9 @@ def _require_no_more_fields(path: Path, where: str) -> None:
         for row in rows:
             if len(row) > num_fields:
                 raise DataError(
-                    f"{where}, line {reader.line_num}: it has {len(row)} fields, and the header has {num_fields}, so "
-                    "it is not known which field belongs to which column. Add the name that is missing (for an index "
-                    "in front: to_csv(NEW, index=False)), or put a field with a comma in it between quotes."
+                    f"{where}, line {reader.line_num}: it has {len(row)} fields, and the header has {num_fields}. Add "
+                    "the missing name (for an index in front: to_csv(NEW, index=False)), or put a field that contains "
+                    "a comma between quotes."
                 )
 
 

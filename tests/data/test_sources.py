@@ -4,7 +4,6 @@ import bz2
 import csv
 import gzip
 import re
-import threading
 import time
 from decimal import Decimal
 
@@ -16,7 +15,7 @@ import pytest
 
 from fcco_lightning.data import sources
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
-from fcco_lightning.data.text_files import said_if_slow, separator
+from fcco_lightning.data.text_files import separator
 from fcco_lightning.errors import DataError
 
 TABLE = {"age": [39, 50, 38], "job": ["cook", " smith ", "cook"]}
@@ -247,21 +246,3 @@ def test_texts_lose_the_blanks_around_them_and_columns_their_types_never(tmp_pat
     for name, column in columns.items():
         expected = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
         pd.testing.assert_series_equal(read[name], expected, check_names=False)
-
-
-def test_a_reading_that_takes_long_says_how_far_it_is(capsys, monkeypatch):
-    asked = threading.Event()
-
-    def remark():
-        asked.set()
-        return "half is read"
-
-    with said_if_slow(remark, seconds=0.02):
-        assert asked.wait(60)
-    assert capsys.readouterr().err.startswith("half is read\n")
-    with said_if_slow(lambda: "too late", seconds=10):
-        pass
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with said_if_slow(lambda: "another process", seconds=0.01):
-        time.sleep(0.03)
-    assert capsys.readouterr().err == ""

@@ -248,8 +248,7 @@ class CLIPDataModule(SplitDataModule):
         eval_batch_size: int = 256,
         **loading: Any,
     ) -> None:
-        if not isinstance(model, Architecture):
-            raise ConfigError(f"model must be Architecture(...), got {model!r}. Give it as its argument, name.")
+        made_of("model", model, Architecture)
         super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
         self.pairs, self.eval_workers = made_of("pairs", pairs, Pairs), self.num_workers
         for name in (*_IMAGE_FORMAT, "context_length", "vocab_size"):

@@ -101,7 +101,7 @@ def test_rejects_bad_tables():
         make(train=frame.assign(a=[np.nan, *frame["a"][1:]]), test=frame, test_fraction=None)
     with pytest.raises(DataError, match=r"test split has no rows in cell 'F x 1'"):
         make(test=frame[(frame["sex"] == "M") | (frame["y"] == 0)], test_fraction=None)
-    with pytest.raises(DataError, match=r"classes \['no'\] in the test table .*They have \['0', '1'\]"):
+    with pytest.raises(DataError, match=r"classes \['no'\] in the test table.*They have \['0', '1'\]"):
         make(test=frame.assign(y=frame["y"].map({0: "no", 1: "1"})), test_fraction=None)
     with pytest.raises(DataError, match="batch_size=161 exceeds the 160 rows"):
         make(batch_size=161).train_dataloader()
