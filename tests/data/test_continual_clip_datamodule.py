@@ -453,7 +453,7 @@ def test_a_share_of_the_other_classes_becomes_pairs(make, table):
 
 
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):
-    with pytest.raises(DataError, match=r"task_batches: .*samples_per_group=6 .*protected tasks: {.*, 'rainy': 5}"):
+    with pytest.raises(DataError, match=r"task_batches: .*takes 6 rows of group 2.*protected tasks: {.*, 'rainy': 5}"):
         make(samples_per_task=6).train_dataloader()
     with pytest.raises(ConfigError, match=r"task_batches: groups_per_batch=4 exceeds the 3 groups.*protected tasks"):
         make(tasks_per_batch=4).train_dataloader()
