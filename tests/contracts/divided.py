@@ -35,7 +35,7 @@ def train_all(processes, size, names):
                     part = own(batch, sizes, processes)
                 training.engine.train_batch(part, training.optimizer, last_batch=t == 3)
             weights = torch.cat([p.detach().flatten() for p in training.engine.params])
-            found[name, layout] = weights, [(s.rows.clone(), s.divided) for s in training.problem.states]
+            found[name, layout] = weights, [(s.rows.clone(), s.partial) for s in training.problem.states]
     return found
 
 
