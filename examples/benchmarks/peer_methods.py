@@ -117,8 +117,8 @@ class EqualROC(Fairness):
 
     def smoothed(self, scores: Tensor) -> Tensor:
         constraint = self.constraint()
-        levels = constraint.statistic.scale(scores).unsqueeze(1) - torch.tensor(ROC_LEVELS)
-        return torch.sigmoid(levels / constraint.statistic.temperature)
+        levels = constraint.quantity.scale(scores).unsqueeze(1) - torch.tensor(ROC_LEVELS)
+        return torch.sigmoid(levels / constraint.quantity.temperature)
 
     def figures(self, predicted: Predicted, columns: Columns) -> dict[str, float]:
         constraint, scores = self.constraint(), predicted.scores

@@ -2,19 +2,76 @@
 
 import math
 from abc import ABC
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
-from fcco_lightning.constraints.compared import AtMost, Comparison, Difference
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import Absolute, OuterFunction, Range
+from fcco_lightning.outer import Absolute, Linear, OuterFunction, Range, RatioDifference, Shifted
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the inner values u of a row are compared: ``s <= kappa``, or ``|s| <= kappa``, for ``s = sum_j c_j u_j - t``.
+
+    - ``Comparison()``: u <= kappa;
+    - ``Comparison(sides=2, targets=(t,))``: |u - t| <= kappa;
+    - ``Comparison((1, -1), sides=2)``: |u_1 - u_2| <= kappa;
+    - ``Comparison((-1, r))``: r u_2 - u_1 <= kappa; for kappa = 0 it is u_1 >= r u_2, without a division;
+    - ``Comparison((1, -1), sides=2, ratios=True)``: |u_1 / u_2 - u_3 / u_4| <= kappa.
+
+    Args:
+        weights: c, one finite number for each value that is compared; they must not all be 0.
+        sides: 2 for ``|s| <= kappa``, 1 for ``s <= kappa``.
+        targets: t, one number for all rows or one for each row; none for 0.
+        ratios: whether ratios ``u_1 / u_2`` and ``u_3 / u_4`` take the place of u_1 and u_2; with ``weights=(1, -1)``.
+    """
+
+    weights: tuple[float, ...] = (1.0,)
+    sides: Literal[1, 2] = 1
+    targets: tuple[float, ...] = ()
+    ratios: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ratios and self.weights != (1, -1):
+            raise ConfigError(f"weights must be (1, -1) with ratios=True, got {self.weights!r}. Leave ratios out.")
+
+    @property
+    def width(self) -> int:
+        """k, the number of inner values of a row."""
+        return len(self.weights) * (2 if self.ratios else 1)
+
+    @property
+    def equalises(self) -> bool:
+        """Whether values are compared with each other, as for equal treatment, which random scores satisfy, too."""
+        return len(self.weights) > 1
+
+    @cached_property
+    def _target(self) -> Tensor:
+        return of_rows(self.targets)
+
+    def signed(self, phi: OuterFunction) -> OuterFunction:
+        """The outer function ``phi(s(.))`` of the inner values, for a function phi of one variable."""
+        phi = Shifted(phi, self._target) if self.targets else phi
+        if self.ratios:
+            return RatioDifference(phi)
+        return phi if self.weights == (1,) else Linear(phi, self.weights)
+
+
+DIFFERENCE = Comparison((1.0, -1.0), sides=2)
+
+
+def of_rows(numbers: Sequence[float]) -> Tensor:
+    """Numbers of the rows as a tensor of shape (m, 1), or as a scalar tensor if all are equal."""
+    alike = len(set(numbers)) == 1
+    return torch.tensor(numbers[0] if alike else [[number] for number in numbers], dtype=torch.float64)
 
 
 class _Itself(OuterFunction):
@@ -46,7 +103,7 @@ class Constraint(Measurable, ABC):
     kappa: float
     names: list[str]
     range: Range = Range()
-    comparison: Comparison = AtMost()
+    comparison: Comparison = Comparison()
     strata: Any = None
     _tolerance: float | None = None
 
@@ -107,7 +164,7 @@ class Constraint(Measurable, ABC):
         Returns: the bound, in units of h; 0 if it is not known, as for other comparisons.
         """
         least, most = self.range
-        subsets = self.subsets(columns) if isinstance(self.comparison, Difference) else None
+        subsets = self.subsets(columns) if self.comparison == DIFFERENCE else None
         if subsets is None or least is None or most is None:
             return 0.0
         shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
@@ -161,19 +218,6 @@ class Constraint(Measurable, ABC):
         """The number s_i as a function of the inner values, (b, k) -> (b,); with one side it is ``h_i + kappa``."""
         return self.signed(_Itself())
 
-    def alike(self) -> Hashable:
-        """A key that is equal for neighbours which :meth:`join` can measure at once; None if it cannot."""
-        return None
-
-    @classmethod
-    def join(cls, members: Sequence[Self]) -> "Constraint":
-        """Join constraints with equal :meth:`alike` to one with all of their rows, in order.
-
-        Raises:
-            ConfigError: if constraints of this class cannot be joined.
-        """
-        raise ConfigError(f"{cls.__name__} has no joint form for {len(members)} constraints: alike() must be None.")
-
     def violation(self, values: Tensor) -> Tensor:
         """h_i with the :attr:`tolerance` as kappa, from inner values: (b, k) -> (b,).  Positive if violated."""
         s = self.number(values)
@@ -206,15 +250,6 @@ class Constraint(Measurable, ABC):
         return None
 
 
-def kept_together(constraints: Sequence[Constraint]) -> list[Constraint]:
-    """The same rows in the same order, where neighbours that are alike are one constraint, which costs a step less."""
-    together: list[Constraint] = []
-    for _, run in groupby(enumerate(constraints), lambda item: item[1].alike() or item[0]):
-        members = [constraint for _, constraint in run]
-        together.append(members[0] if len(members) == 1 else type(members[0]).join(members))
-    return together
-
-
 def unique_names(constraints: Iterable[Constraint]) -> list[str]:
     """The names of the rows of some constraints, with apostrophes where one came before."""
     unique: list[str] = []
@@ -224,3 +259,30 @@ def unique_names(constraints: Iterable[Constraint]) -> list[str]:
                 name += "'"  # noqa: PLW2901
             unique.append(name)
     return unique
+
+
+def require_columns(constraints: Sequence[Constraint], train: Columns, splits: Mapping[str, Columns]) -> None:
+    """Refuse splits that lack a column of the training split that a constraint needs.
+
+    Args:
+        constraints: the constraints of the run; those on another part of the batches are skipped.
+        train: columns of the training split.
+        splits: columns of the splits on which constraints are evaluated, by name.
+
+    Raises:
+        DataError: naming the split, the constraint and the columns.
+    """
+    for split, columns in splits.items():
+        lacking = sorted(train.keys() - columns.keys())
+        common = {name: column for name, column in train.items() if name in columns}
+        for constraint in constraints if lacking else ():
+            if constraint.part is not None:
+                continue
+            try:
+                constraint.subsets(common)
+            except FCCOError as error:
+                raise DataError(
+                    f"the {split} split lacks a column of the training split (it has no {', '.join(lacking)}) that the "
+                    f"constraint {constraint.names[0]!r} needs: {error} Add it to the {split} table: constraints are "
+                    "evaluated there, too."
+                ) from error

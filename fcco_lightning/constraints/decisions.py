@@ -11,11 +11,11 @@ from torch import Tensor
 from fcco_lightning.checks import inside, one_of, positive
 from fcco_lightning.constraints.calibration import Calibration, calibrated, calibration_of
 from fcco_lightning.constraints.score_scales import QuantileScores
-from fcco_lightning.constraints.vacuity import masses
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
 from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.objectives.vacuity import masses
 from fcco_lightning.outer import Range
 
 _HARDLY = 1e-4  # weight of a negative among the positives: it keeps the levels strictly increasing

@@ -1,25 +1,28 @@
-"""Constraints composed of a statistic, the sides on which it is measured, and a comparison of these."""
+"""Constraints composed of a quantity, the sides on which it is measured, and a comparison of these."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.compared import AtLeastTimes, Comparison
+from fcco_lightning.constraints.base import Comparison, Constraint
 from fcco_lightning.constraints.decisions import Decisions
-from fcco_lightning.constraints.measured import MeanOf, Statistic
+from fcco_lightning.constraints.measured import PrecisionOf
 from fcco_lightning.constraints.sides import Sides, StrataOfSides
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.objectives.quantities import one_number_each
 from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
+from fcco_lightning.objectives.vacuity import enough_decisions
 
 
 class OverSides(Constraint):
-    """Every row compares a statistic of its sides, which are sets of samples (of one class or of all classes).
+    """Every row compares a quantity of its sides, which are sets of samples (of one class or of all classes).
 
     A batch without a sample of a side leaves the row unchanged.  If samples are drawn with different probabilities, the
     mean over the k samples of a side in a batch is a ratio of two estimates, with a bias of about 1/k.  It is therefore
@@ -28,14 +31,15 @@ class OverSides(Constraint):
     weighted by the column ``weight`` if samples are not drawn uniformly.
 
     Args:
-        statistic: the statistic of the samples of a side.
+        quantity: the quantity of the samples of a side.
         over: the sides, and which of them a row compares.
-        comparison: how the statistics of a row's sides are compared.
+        comparison: how the values of a row's sides are compared.
         kappa: tolerance.
         part: part of the batch; None for the objective's.
 
     Raises:
-        ConfigError: if statistic, sides and comparison do not fit together.
+        ConfigError: if quantity, sides and comparison do not fit together, or no values can meet a single row, such as
+            a rate below 0.
 
     Attributes:
         strata: how the training samples of the sides are distributed over strata; None if strata are not used.
@@ -45,45 +49,62 @@ class OverSides(Constraint):
 
     def __init__(
         self,
-        statistic: Statistic,
+        quantity: Quantity,
         over: Sides,
         comparison: Comparison,
         kappa: float,
         part: str | tuple[str, ...] | None = None,
     ) -> None:
-        self.statistic, self.over, self.comparison, self.kappa, self.part = statistic, over, comparison, kappa, part
-        self.range = statistic.range
+        self.quantity, self.over, self.comparison, self.kappa, self.part = quantity, over, comparison, kappa, part
+        self.range = quantity.range
         self._name()
         self._require_fitting()
+        if self.width == self.num_rows == 1:
+            self._require_reachable()
 
     def _require_fitting(self) -> None:
-        statistic, over = self.statistic, self.over
-        numbers = statistic.numbers * len(over.rows[0])
-        if numbers != self.width:
+        over, sides, levels = self.over, len(self.over.rows[0]), max(1, len(self.over.levels))
+        numbers = sides * self.quantity.numbers
+        if numbers != self.width * levels:
             raise ConfigError(
-                f"{type(self.comparison).__name__} compares {self.width} numbers, and {type(statistic).__name__} of "
-                f"{len(over.rows[0])} side(s) gives {numbers}. Use a comparison of {numbers}."
+                f"the comparison is of {self.width} numbers, and {type(self.quantity).__name__} of {sides} side(s) "
+                f"gives {numbers}, at {levels} level(s). Use a comparison of {numbers}, or name each of several levels "
+                "of the quantity in `levels` of the sides."
             )
-        compared = self.comparison
-        if isinstance(compared, AtLeastTimes) and compared.ratio > 1:
-            pairs = {tuple(sides) for sides in over.rows}
-            if any(sides[::-1] in pairs for sides in pairs):
-                raise ConfigError(
-                    f"ratio={compared.ratio:g} of AtLeastTimes, both ways, asks each side to be larger than the other. "
-                    f"Use ratio={1 / compared.ratio:.3g} for at most {compared.ratio:g} times as much."
-                )
-        if statistic.of_both_classes and list(over.classes) != [1, 0]:
+        weights = self.comparison.weights
+        pairs = {tuple(row) for row in over.rows}
+        if self.sides == 1 and self.comparison.equalises and sum(weights) > 0 and any(p[::-1] in pairs for p in pairs):
             raise ConfigError(
-                f"{type(statistic).__name__} needs sides with classes=[1, 0], got {list(over.classes)}: it is measured "
-                "on the samples of both."
+                f"weights={weights} of the comparison, both ways, ask each side to be larger than the other. Use "
+                f"(-1, {-weights[0] / weights[1]:.3g}) for at most {weights[1] / -weights[0]:g} times as much."
             )
-        classes = 1 if statistic.of_both_classes else max(1, len(over.classes))
-        rows = classes * len(over.rows) * statistic.levels
-        if rows != len(over.names):
+        if self.quantity.of_both_classes and list(over.classes) != [1, 0]:
             raise ConfigError(
-                f"there are {rows} rows, of {classes} class(es), {len(over.rows)} comparison(s) and {statistic.levels} "
-                f"level(s), and {len(over.names)} names. Give the sides one of `kinds` for every class, and one of "
-                "`levels` for every level of the statistic."
+                f"{type(self.quantity).__name__} needs sides with classes=[1, 0], got {list(over.classes)}: it is "
+                "measured on the samples of both."
+            )
+        classes = 1 if self.quantity.of_both_classes else max(1, len(over.classes))
+        if classes * len(over.rows) * levels != len(over.names):
+            raise ConfigError(
+                f"there are {classes * len(over.rows) * levels} rows, of {classes} class(es), {len(over.rows)} "
+                f"comparison(s) and {levels} level(s), and {len(over.names)} names. Give the sides one of `kinds` for "
+                "every class."
+            )
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The interval that the constraint allows for the value of a row that compares a single one with a number."""
+        target = sum(self.comparison.targets)
+        return target - self.tolerance if self.sides == 2 else -math.inf, target + self.tolerance
+
+    def _require_reachable(self) -> None:
+        (low, high), least, most = self.allowed, self.range.least, self.range.most
+        below, above = least is not None and high < least, most is not None and low > most
+        if below or above:
+            required, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            raise ConfigError(
+                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.quantity!r} is to be "
+                f"{required}, and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
             )
 
     def adapt(self, datamodule: Any) -> None:
@@ -96,8 +117,10 @@ class OverSides(Constraint):
         self._picked = None if picked == list(range(len(picked))) else Known(torch.tensor(picked))
 
     def decide_by(self, decisions: Decisions) -> None:
-        if isinstance(self.statistic, MeanOf):
-            self.statistic.quantity = decisions.rate(self.statistic.quantity)
+        if isinstance(self.quantity, PrecisionOf):
+            self.quantity = PrecisionOf(decisions.rate(self.quantity.rate))
+        else:
+            self.quantity = decisions.rate(self.quantity)
 
     def check(self, outputs: Any, batch: Any) -> None:
         self.over.check(batch, self)
@@ -107,15 +130,16 @@ class OverSides(Constraint):
             ratios = members if some is None else members[:, ~some.like(members)]
             others = f" or another of {len(self.names)}" if len(self.names) > 1 else ""
             warn_of_ratios(ratios.flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
-        self.statistic.check(outputs, batch)
+        self.quantity.check(outputs, batch)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch measures a row if it holds a sample of each of its sides, of the row's class or of both."""
-        members, rows = self.over.of_split(columns, self), self.over.rows
-        if self.statistic.of_both_classes:
+        self.over.check(columns, self, split=True)
+        members, rows = self.over.members(columns, self), self.over.rows
+        if self.quantity.of_both_classes:
             return [[masks[side] for masks in members for side in sides] for sides in rows]
         by_class = [[masks[side] for side in sides] for masks in members for sides in rows]
-        return [sides for sides in by_class for _ in range(self.statistic.levels)]
+        return [sides for sides in by_class for _ in range(max(1, len(self.over.levels)))]
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> StrataOfSides:
         members, counted = self.over.members(columns, self), None
@@ -132,34 +156,37 @@ class OverSides(Constraint):
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """See the base class; the samples' shares in the means are computed once for all points."""
-        return self._compared([self.statistic.of_samples(outputs, batch) for outputs in points], batch)
+        return self._compared([self._of_samples(outputs, batch) for outputs in points], batch)
 
     @property
     def smooths(self) -> bool:
-        return self.statistic.smooths
+        return self.quantity.smooths
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         if not self.smooths:
             return super().decided(outputs, batch)
-        return self._compared([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0][1].values
+        return self._compared([self.quantity.decided(outputs.detach(), batch)], batch)[0][1].values
 
     def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:
-        return self.statistic.vacuous(outputs, batch, self.positive_share(), decisions=decisions and self.smooths)
+        (low, high), (least, most) = self.quantity.positive_share(batch), (0.0, 1.0)
+        if self.over.everyone:  # the constraint itself may bound the fraction of positive decisions
+            least, most = self.allowed
+        enough = enough_decisions(batch, len(outputs), (max(low, least), min(high, most)))
+        return self.quantity.vacuous(outputs, batch, enough, decisions and self.smooths)
 
-    def positive_share(self) -> tuple[float, float]:
-        """Bounds that the constraint sets for the fraction of positive decisions in a split."""
-        return 0.0, 1.0
+    def _of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """The quantity of every sample, (B,) or (B, t), with graph."""
+        if self.over.levels or self.quantity.numbers > 1:
+            return self.quantity(outputs, batch)
+        remedy = "Use a quantity of one of them, such as a class of your own that picks it, in a constraint for each."
+        return one_number_each(self.quantity, outputs, batch, self, remedy)
 
-    def _compared(self, numbers: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
-        """The rows for each of several tensors of the samples' numbers, such as those at several weights."""
-        shares, known = self._shares(batch, numbers[0].dtype)
-        known = known.all(0, keepdim=True) if self.statistic.of_both_classes else known
-        known_levels = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
-        weight = self._of_rows(known_levels).all(1)
-        return [
-            (None, Rows(self._of_rows(self.statistic.over(shares, sample_numbers)), weight))
-            for sample_numbers in numbers
-        ]
+    def _compared(self, values: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
+        """The rows for each of several tensors of the samples' quantities, such as those at several weights."""
+        shares, known = self._shares(batch, values[0].dtype)
+        known, levels = known.all(0, keepdim=True) if self.quantity.of_both_classes else known, len(self.over.levels)
+        weight = self._of_rows(known.unsqueeze(2).expand(-1, -1, levels) if levels else known).all(1)
+        return [(None, Rows(self._of_rows(self.quantity.over(shares, one)), weight)) for one in values]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The weights of samples in the mean over each class and side, and a mask of means that the batch measures.
@@ -189,6 +216,6 @@ class OverSides(Constraint):
         """
         if self._picked is not None:
             table = table.index_select(1, self._picked.like(table))
-        if self.statistic.levels > 1:
+        if self.over.levels:
             table = table.view(len(table), len(self.over.rows), -1, *table.shape[2:]).transpose(2, 3)
         return table.reshape(len(self.names), -1)

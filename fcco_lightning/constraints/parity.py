@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fcco_lightning.checks import fraction, list_of, non_negative, positive
-from fcco_lightning.constraints.compared import AtLeastTimes, AtMost, Difference, DifferenceOfRatios
-from fcco_lightning.constraints.measured import LossOfPairs, MeanOf, PrecisionOf, RatesAbove
+from fcco_lightning.checks import fraction, list_of, non_negative
+from fcco_lightning.constraints.base import DIFFERENCE, Comparison
+from fcco_lightning.constraints.measured import LossOfPairs, PrecisionOf, RatesAbove
 from fcco_lightning.constraints.over_sides import OverSides
 from fcco_lightning.constraints.score_scales import RawScores, ScoreScale
 from fcco_lightning.constraints.sides import Against, SidesOfGroups
@@ -41,7 +41,7 @@ class DemographicParity(OverSides):
         groups: Sequence[str] | None = None,
     ) -> None:
         over = SidesOfGroups(by, against, groups, self.kinds, self.classes, labelled=bool(self.classes))
-        super().__init__(MeanOf(rate or SoftRate()), over, Difference(), non_negative("kappa", kappa))
+        super().__init__(rate or SoftRate(), over, DIFFERENCE, non_negative("kappa", kappa))
 
 
 class EqualOpportunity(DemographicParity):
@@ -91,9 +91,9 @@ class FourFifthsRule(OverSides):
         against: Against = "pairs",
         groups: Sequence[str] | None = None,
     ) -> None:
-        compared, kappa = AtLeastTimes(fraction("ratio", ratio)), non_negative("kappa", kappa)
+        compared = Comparison((-1.0, fraction("ratio", ratio)))
         over = SidesOfGroups(by, against, groups, ("four fifths",), labelled=False, compared="both ways")
-        super().__init__(MeanOf(rate or SoftRate()), over, compared, kappa)
+        super().__init__(rate or SoftRate(), over, compared, non_negative("kappa", kappa))
 
 
 class PredictiveParity(OverSides):
@@ -121,7 +121,8 @@ class PredictiveParity(OverSides):
         groups: Sequence[str] | None = None,
     ) -> None:
         over = SidesOfGroups(by, against, groups, ("precision",))
-        super().__init__(PrecisionOf(rate or SoftRate()), over, DifferenceOfRatios(), non_negative("kappa", kappa))
+        compared = Comparison((1.0, -1.0), sides=2, ratios=True)
+        super().__init__(PrecisionOf(rate or SoftRate()), over, compared, non_negative("kappa", kappa))
 
 
 class GroupAUCAtLeast(OverSides):
@@ -145,7 +146,7 @@ class GroupAUCAtLeast(OverSides):
         self, least: float, loss: PairLoss | None = None, by: str = "group", groups: Sequence[str] | None = None
     ) -> None:
         over = SidesOfGroups(by, "pairs", groups, ("auc",), (1, 0), compared="each")
-        super().__init__(LossOfPairs(loss or SigmoidPair()), over, AtMost(), 1 - fraction("least", least))
+        super().__init__(LossOfPairs(loss or SigmoidPair()), over, Comparison(), 1 - fraction("least", least))
 
 
 class AUCParity(OverSides):
@@ -170,7 +171,7 @@ class AUCParity(OverSides):
         groups: Sequence[str] | None = None,
     ) -> None:
         over = SidesOfGroups(by, against, groups, ("auc",), (1, 0))
-        super().__init__(LossOfPairs(loss or SigmoidPair()), over, Difference(), non_negative("kappa", kappa))
+        super().__init__(LossOfPairs(loss or SigmoidPair()), over, DIFFERENCE, non_negative("kappa", kappa))
 
 
 class ROCFairness(OverSides):
@@ -216,7 +217,7 @@ class ROCFairness(OverSides):
             raise ConfigError(f"thresholds must be a non-empty list without repeats, got {thresholds!r}.")
         if non_negative("kappa", kappa) >= 1:
             raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
-        rates = RatesAbove([float(t) for t in thresholds], positive("temperature", temperature), scale or RawScores())
+        rates = RatesAbove([float(t) for t in thresholds], temperature, scale or RawScores())
         levels = [f"{t:g}" for t in rates.thresholds]
         over = SidesOfGroups(by, against, groups, ("tpr", "fpr"), (1, 0), levels=levels)
-        super().__init__(rates, over, Difference(), kappa)
+        super().__init__(rates, over, DIFFERENCE, kappa)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.constraints.vacuity import quantiles
+from fcco_lightning.objectives.vacuity import quantiles
 
 
 class ScoreScale(ABC):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import list_of, one_of
-from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
@@ -27,11 +26,15 @@ class Sides(ABC):
         rows: for every row of a class the positions of its sides in :meth:`members`.
         names: names of all rows, class by class.
         classes: the labels whose samples are measured separately; empty for all samples together.
+        levels: names of the levels at which every comparison has a row; none for one row.
+        everyone: whether there is one side, which holds all samples.
     """
 
     rows: Sequence[Sequence[int]]
     names: list[str]
     classes: Sequence[int] = ()
+    levels: Sequence[str] = ()
+    everyone: bool = False
 
     @abstractmethod
     def adapt(self, datamodule: Any) -> None:
@@ -50,45 +53,8 @@ class Sides(ABC):
         """
 
     @abstractmethod
-    def check(self, batch: Columns, needed_by: object) -> None:
-        """Refuse columns that would be misread."""
-
-    @abstractmethod
-    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
-        """As :meth:`members`, for a whole split, with errors for sides without samples or wrong labels."""
-
-
-class SidesOfSubsets(Sides):
-    """Subsets described by conditions; of m rows and k m subsets row i compares the subsets i k, ..., i k + k - 1.
-
-    Args:
-        wheres: the subsets.
-        names: names of the m rows.
-    """
-
-    def __init__(self, wheres: Sequence[Subset], names: Sequence[str]) -> None:
-        self.wheres = list(wheres)
-        self.names = list(names)
-        width = len(wheres) // len(names)
-        self.rows = [range(i, i + width) for i in range(0, len(wheres), width)]
-        self._marked = Subsets(wheres)
-
-    def adapt(self, datamodule: Any) -> None:
-        for where in self.wheres:
-            where.adapt(datamodule)
-        self._marked = Subsets(self.wheres)
-
-    def check(self, batch: Columns, needed_by: object) -> None:  # noqa: ARG002
-        for where in self.wheres:
-            where.check(batch)
-
-    def members(self, batch: Columns, needed_by: object) -> Tensor:  # noqa: ARG002
-        return self._marked.masks(batch).unsqueeze(0)
-
-    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
-        for where in self.wheres:
-            where.of_split(columns)
-        return self.members(columns, needed_by)
+    def check(self, columns: Columns, needed_by: object, *, split: bool = False) -> None:
+        """Refuse columns that would be misread, in a batch or in a whole ``split``, and a split without a subset."""
 
 
 class SidesOfGroups(Sides):
@@ -117,7 +83,7 @@ class SidesOfGroups(Sides):
         classes: the labels whose samples are measured separately, in the order of ``kinds``; empty for all samples.
         labelled: whether labels ``y`` of 0 and 1 are needed.
         compared: "pairs" for the comparisons, "both ways" for each in both directions, "each" for every group alone.
-        levels: names of the levels at which every comparison has a row; none for one row.
+        levels: names of the levels of a quantity with several numbers per sample, if each has a row of its own.
 
     Attributes:
         groups: names of the groups.
@@ -141,7 +107,7 @@ class SidesOfGroups(Sides):
     ) -> None:
         self.by, self.against = by, one_of("against", against, ("pairs", "rest", "whole"))
         self.kinds, self.classes, self._column, self._given = kinds, classes, by, groups is not None
-        self._labelled, self._compared, self._levels = labelled, compared, levels
+        self._labelled, self._compared, self.levels = labelled, compared, levels
         self._labels = Known(torch.tensor(classes).view(-1, 1, 1))
         self._name(_NUMBERED if groups is None else [str(name) for name in list_of("groups", groups)])
 
@@ -180,30 +146,25 @@ class SidesOfGroups(Sides):
             called = [*groups, *(size * ["others"] if self.against == "rest" else beyond)]
             self.rows = [sides for a, b in self.pairs for sides in ((a, b), (b, a))]
             labels = [f": {called[a]} / {called[b]}" for a, b in self.rows]
-        elif len(self.pairs) == 1 and (self._levels or groups == _NUMBERED):
+        elif len(self.pairs) == 1 and (self.levels or groups == _NUMBERED):
             labels = [""]
-        levels = [f"@{level}" for level in self._levels] or [""]
+        levels = [f"@{level}" for level in self.levels] or [""]
         self.names = [f"{kind}{level}{label}" for kind in self.kinds for label in labels for level in levels]
-        self._number(beyond)
-
-    def _number(self, beyond: Sequence[str]) -> None:
-        """Set the numbers of the sides in the column of groups, and whether there are others (rest, everyone)."""
-        order, self._beyond = list(range(len(self.groups))), bool(beyond)
-        picked = [side for sides in self.rows for side in sides]
+        order, picked = list(range(size)), [side for sides in self.rows for side in sides]
         if sorted(picked) == order:  # every group once: order the sides by row, without an index
             width, order = len(self.rows[0]), picked
             self.rows = [range(i, i + width) for i in range(0, len(picked), width)]
-        self._numbers = Known(torch.tensor(order).unsqueeze(1))
+        self._numbers, self._beyond = Known(torch.tensor(order).unsqueeze(1)), bool(beyond)
 
-    def check(self, batch: Columns, needed_by: object) -> None:
+    def check(self, columns: Columns, needed_by: object, *, split: bool = False) -> None:  # noqa: ARG002
         """Refuse labels other than 0 and 1, and groups that are not numbered from 0; -1 marks samples of no group.
 
         Raises:
             DataError: naming the value.
         """
         if self._labelled:
-            require_binary_labels(batch, needed_by)
-        groups = one_label_each(batch, needed_by, self._column)
+            require_binary_labels(columns, needed_by)
+        groups = one_label_each(columns, needed_by, self._column)
         signed = groups.long()  # in an unsigned byte -1 would be 255
         wrong = groups[(signed < -1) | (signed >= len(self.groups)) | (signed != groups)]
         if wrong.numel():
@@ -224,11 +185,6 @@ class SidesOfGroups(Sides):
             return sides.unsqueeze(0)
         y = one_label_each(batch, needed_by)
         return (y == self._labels.like(y)) & sides
-
-    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
-        if self._labelled:
-            require_binary_labels(columns, needed_by)
-        return self.members(columns, needed_by)
 
 
 class StrataOfSides:

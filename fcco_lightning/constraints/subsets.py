@@ -1,4 +1,4 @@
-"""Subsets of the samples, described by conditions on columns."""
+"""Sides of a constraint that are subsets of the samples, described by conditions on columns."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcco_lightning.constraints.sides import Sides
 from fcco_lightning.data.conditions import Condition, Where, described, holds, values_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
@@ -56,34 +57,30 @@ class Subset:
         if hasattr(datamodule, "add_subset"):
             self.conditions = datamodule.add_subset(self.where)
 
-    def require_columns(self, batch: Columns) -> None:
-        """Refuse a batch without one of the columns.
+    def check(self, columns: Columns, marked: Tensor | None = None) -> None:
+        """Refuse labels other than classes 0, 1, ... if there is a condition on ``y``, and an empty subset of a split.
+
+        Args:
+            columns: columns of a batch or of a split.
+            marked: a mask of the subset in a split, shape (n,); None for a batch.
 
         Raises:
-            DataError: naming the missing columns.
+            DataError: if the labels are not whole numbers >= 0, or no sample is marked.
         """
-        missing = [name for name in self.conditions if name not in batch]
-        if missing:
-            raise DataError(
-                f"`{self.argument}` names the column(s) {missing}, those that are known are {sorted(batch)}. Use y "
-                "(label, 0 or 1), group (1 for the favoured group) or another column of the data; of an "
-                "IndexedDataset those that its `columns` name. In a loop of your own a column of texts is none: number "
-                "what it names, for example with pandas.factorize."
-            )
-
-    def of_split(self, columns: Columns) -> Tensor:
-        """Mark the samples of a whole split that belong to the subset.
-
-        Raises:
-            DataError: if there are none.
-        """
-        mask = Subsets([self]).masks(columns)[0]
-        if not bool(mask.any()):
+        if "y" in self.conditions and "y" in columns:
+            y = columns["y"]
+            wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else y[y < 0]
+            if wrong.numel():
+                raise DataError(
+                    f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}, "
+                    "and classes are 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for "
+                    "probabilities."
+                )
+        if marked is not None and not bool(marked.any()):
             raise DataError(
                 f"{self.argument}={self.where!r} holds for no sample, so nothing is known of it: "
                 f"{self._values(columns)}. Correct the description, or the split."
             )
-        return mask
 
     def _values(self, columns: Columns) -> str:
         """A phrase with the number of samples that meet each condition, and the values of the columns."""
@@ -97,50 +94,53 @@ class Subset:
             parts.append(f"{number} have {described({written: self.where[written]})}{shown}")
         return ", ".join(parts)
 
-    def check(self, batch: Columns) -> None:
-        """Check the first batch: if there is a condition on ``y``, the labels must be classes 0, 1, ...
 
-        Raises:
-            DataError: if the labels are not whole numbers >= 0.
-        """
-        if "y" not in self.conditions or "y" not in batch:
-            return
-        y = batch["y"]
-        wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else y[y < 0]
-        if wrong.numel():
-            raise DataError(
-                f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}, and "
-                "classes are 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for probabilities."
-            )
+class SidesOfSubsets(Sides):
+    """Subsets whose masks are computed together, column by column.
 
-
-class Subsets:
-    """Several subsets, whose masks of a batch are computed together, column by column.
+    Of m rows and k m subsets row i compares the subsets i k, ..., i k + k - 1.
 
     Args:
-        subsets: the subsets, after :meth:`Subset.adapt`.
+        subsets: the subsets.
+        names: names of the m rows.
     """
 
-    def __init__(self, subsets: Sequence[Subset]) -> None:
-        self._subsets = list(subsets)
-        names = dict.fromkeys(name for subset in subsets for name in subset.conditions)
-        self._columns = [_ColumnConditions(name, [subset.conditions.get(name) for subset in subsets]) for name in names]
+    def __init__(self, subsets: Sequence[Subset], names: Sequence[str]) -> None:
+        self.subsets, self.names = list(subsets), list(names)
+        width = len(subsets) // len(names)
+        self.rows = [range(i, i + width) for i in range(0, len(subsets), width)]
+        self.everyone = [subset.where for subset in subsets] == [{}]
+        self.adapt(None)
 
-    def masks(self, batch: Columns) -> Tensor:
-        """Mark the samples of a batch that belong to each subset, shape (m, B), bool.
+    def adapt(self, datamodule: Any) -> None:
+        for subset in self.subsets:
+            subset.adapt(datamodule)
+        conditions = [subset.conditions for subset in self.subsets]
+        names = dict.fromkeys(name for one in conditions for name in one)
+        self._columns = [_ColumnConditions(name, [one.get(name) for one in conditions]) for name in names]
 
-        Raises:
-            DataError: if a column is not in the batch, or a name is not known.
-        """
-        if any(conditions.name not in batch for conditions in self._columns):
-            for subset in self._subsets:
-                subset.require_columns(batch)
+    def check(self, columns: Columns, needed_by: object, *, split: bool = False) -> None:
+        masks = self.members(columns, needed_by)[0] if split else [None] * len(self.subsets)
+        for subset, marked in zip(self.subsets, masks, strict=True):
+            subset.check(columns, marked)
+
+    def members(self, batch: Columns, needed_by: object) -> Tensor:
+        if missing := [one.name for one in self._columns if one.name not in batch]:
+            self._refuse(missing, batch)
         if not self._columns:
             column = next(iter(batch.values()))
-            return torch.ones(len(self._subsets), len(column), dtype=torch.bool, device=column.device)
-        return reduce(
-            operator.and_,
-            (conditions.holds(one_label_each(batch, self, conditions.name)) for conditions in self._columns),
+            return torch.ones(1, len(self.subsets), len(column), dtype=torch.bool, device=column.device)
+        masks = (one.holds(one_label_each(batch, needed_by, one.name)) for one in self._columns)
+        return reduce(operator.and_, masks).unsqueeze(0)
+
+    def _refuse(self, missing: Sequence[str], batch: Columns) -> None:
+        """Name the columns that a batch lacks, and the first argument that needs one of them."""
+        first = next(subset for subset in self.subsets if not subset.conditions.keys().isdisjoint(missing))
+        raise DataError(
+            f"`{first.argument}` names the column(s) {[name for name in first.conditions if name in missing]}, those "
+            f"that are known are {sorted(batch)}. Use y (label, 0 or 1), group (1 for the favoured group) or another "
+            "column of the data; of an IndexedDataset those that its `columns` name. In a loop of your own a column of "
+            "texts is none: number what it names, for example with pandas.factorize."
         )
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint, unique_names
-from fcco_lightning.constraints.vacuity import by_chance
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.vacuity import by_chance
 from fcco_lightning.state.processes import Processes
 
 

@@ -20,6 +20,8 @@ from fcco_lightning.objectives.base import (
     require_binary_labels,
     required_column,
 )
+from fcco_lightning.objectives.ratios import only_of
+from fcco_lightning.objectives.vacuity import Enough, constant_decision
 from fcco_lightning.outer import Range
 
 _ROUNDED = 0.01  # tolerance for the sum of class probabilities
@@ -36,12 +38,16 @@ class Quantity(ABC):
         smooths: whether it smooths a decision of 0 or 1, which :meth:`decided` returns.
         all_tasks: whether it has a value for each of n tasks, (B, n); a column ``task`` is then ignored.
         classifies: whether it is a loss that favours a score above 0, or the largest of several scores, for the class.
+        numbers: t, if it has t numbers per sample, (B, t), which a constraint compares; 1 for shape (B,).
+        of_both_classes: whether :meth:`over` uses the samples of both classes of a side together.
     """
 
-    range: ClassVar[Range] = Range()
-    smooths: ClassVar[bool] = False
+    range: Range = Range()
+    smooths: bool = False
     all_tasks: ClassVar[bool] = False
     classifies: ClassVar[bool] = False
+    numbers: int = 1
+    of_both_classes: ClassVar[bool] = False
 
     @property
     def proper(self) -> bool:
@@ -62,6 +68,38 @@ class Quantity(ABC):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
         """Refuse a batch with labels that the quantity would misread; see :meth:`Measurable.check`."""
+
+    def over(self, shares: Tensor, values: Tensor) -> Tensor:
+        """The quantity of sets of samples, in a constraint that compares them: by default its mean.
+
+        Args:
+            shares: weights of the samples in the mean over each class and side, shape (c, s, B).
+            values: the values of the samples, (B,) or (B, t).
+
+        Returns: shape (c, s) or (c, s, t).
+        """
+        return shares @ only_of(shares, values)
+
+    def positive_share(self, batch: Columns) -> tuple[float, float]:  # noqa: ARG002
+        """Bounds that the quantity sets for the fraction of positive decisions in a split, whatever the scores."""
+        return 0.0, 1.0
+
+    def vacuous(self, outputs: Tensor, batch: Columns, enough: Enough, decisions: bool) -> str | None:
+        """A sentence on why means of sets of samples are alike for any order of the scores, or None.
+
+        By default a quantity in [0, 1] counts as a rate of decisions, whose means are vacuous if nearly all decisions
+        are equal, or smoothed decisions are too soft.
+
+        Args:
+            outputs: the network's outputs for a split.
+            batch: its columns.
+            enough: the required numbers of decisions of either kind.
+            decisions: whether rates of decisions are enforced themselves, not the smoothed ones.
+        """
+        if self.range != (0.0, 1.0):
+            return None  # a loss has no decisions
+        rate = self.decided(outputs, batch) if decisions else self(outputs, batch)
+        return constant_decision(rate, enough, batch.get("weight"))
 
 
 @dataclass(frozen=True)
@@ -251,6 +289,10 @@ class ErrorProbability(Quantity):
         y = one_label_each(batch, self)
         wrong = outputs.argmax(1) != y if _of_classes(outputs) else (binary_scores(outputs) > 0) != (y > 0.5)
         return wrong.to(outputs.dtype)
+
+    def vacuous(self, outputs: Tensor, batch: Columns, enough: Enough, decisions: bool) -> str | None:  # noqa: ARG002
+        """None, as errors may be rare."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,8 @@ import torch
 
 from fcco_lightning import SOX, ConfigError, CrossEntropy, DataError, EqualizedOdds, SoftRate
 from fcco_lightning.constraints import (
-    AtLeastTimes,
-    AtMost,
-    Difference,
-    DifferenceOfRatios,
+    Comparison,
     LossOfPairs,
-    MeanOf,
     OverSides,
     PrecisionOf,
     RatesAbove,
@@ -46,41 +42,37 @@ def test_rates_of_classes_need_two_of_them(label):
         SOX().pose(CrossEntropy(), [EqualizedOdds()], num_samples=8, sampling=sampling)
 
 
-RATE, LEVELS = MeanOf(SoftRate()), RatesAbove([0.0, 1.0], 1.0, RawScores())
+RATE, LEVELS = SoftRate(), RatesAbove([0.0, 1.0], 1.0, RawScores())
+DIFFERENCE = Comparison((1, -1), sides=2)
 
 
 @pytest.mark.parametrize(
-    ("statistic", "kinds", "classes", "comparison", "said"),
+    ("quantity", "kinds", "classes", "comparison", "said"),
     [
-        (RATE, ["tpr"], [1], AtMost(), "AtMost compares 1 numbers, and MeanOf of 2 side.* gives 2"),
-        (PrecisionOf(SoftRate()), ["precision"], [], Difference(), "Difference compares 2 .* gives 4"),
-        (RATE, ["tpr"], [1, 0], Difference(), "2 rows, of 2 class.* and 1 names. Give the sides one of `kinds`"),
-        (LEVELS, ["tpr"], [1], Difference(), r"2 level\(s\), and 1 names.* `levels`"),
-        (
-            LossOfPairs(SigmoidPair()),
-            ["auc"],
-            [1],
-            Difference(),
-            r"LossOfPairs needs sides with classes=\[1, 0\], got \[1\]",
-        ),
+        (RATE, ["tpr"], [1], Comparison(), r"of 1 numbers, and SoftRate of 2 side.* gives 2, at 1 level\(s\)"),
+        (PrecisionOf(SoftRate()), ["precision"], [], DIFFERENCE, "of 2 numbers, and PrecisionOf .* gives 4"),
+        (RATE, ["tpr"], [1, 0], DIFFERENCE, "2 rows, of 2 class.* and 1 names. Give the sides one of `kinds`"),
+        (LEVELS, ["tpr"], [1], DIFFERENCE, "gives 4, .* name each of several levels of the quantity in `levels`"),
+        (LossOfPairs(SigmoidPair()), ["auc"], [1], DIFFERENCE, r"LossOfPairs needs sides with classes=\[1, 0\], got"),
     ],
 )
-def test_parts_of_a_constraint_that_do_not_go_together_are_refused(statistic, kinds, classes, comparison, said):
+def test_parts_of_a_constraint_that_do_not_go_together_are_refused(quantity, kinds, classes, comparison, said):
     over = SidesOfGroups("group", "pairs", None, kinds, classes)
     with pytest.raises(ConfigError, match=said):
-        OverSides(statistic, over, comparison, 0.1)
-    assert OverSides(PrecisionOf(SoftRate()), SidesOfGroups("group", "pairs", None, ["p"]), DifferenceOfRatios(), 0.1)
+        OverSides(quantity, over, comparison, 0.1)
+    ratios = Comparison((1, -1), sides=2, ratios=True)
+    assert OverSides(PrecisionOf(SoftRate()), SidesOfGroups("group", "pairs", None, ["p"]), ratios, 0.1)
+    with pytest.raises(ConfigError, match=r"weights must be \(1, -1\) with ratios=True, got \(-1, 0.8\)"):
+        Comparison((-1, 0.8), ratios=True)
 
 
 def test_two_sides_cannot_both_be_larger_than_the_other():
     def ratio(times, compared):
         over = SidesOfGroups("group", "pairs", None, ["rate"], labelled=False, compared=compared)
-        return OverSides(RATE, over, AtLeastTimes(times), 0.0)
+        return OverSides(RATE, over, Comparison((-1, times)), 0.0)
 
-    with pytest.raises(ConfigError, match=r"ratio=1.25 of AtLeastTimes, both ways, .* Use ratio=0.8"):
+    with pytest.raises(ConfigError, match=r"weights=\(-1, 1.25\) of the comparison, both ways, .* Use \(-1, 0.8\)"):
         ratio(1.25, "both ways")
-    with pytest.raises(ConfigError, match=r"ratio must be a finite number > 0, got 0\.0"):
-        ratio(0.0, "pairs")
     assert len(ratio(0.8, "both ways").names) == 2
     assert len(ratio(1.25, "pairs").names) == 1
 

@@ -12,10 +12,10 @@ from fcco_lightning.constraints import (
     MeanDifferenceAtMost,
     ROCFairness,
     SidesOfGroups,
+    SidesOfSubsets,
     Subset,
     TopShare,
 )
-from fcco_lightning.constraints.subsets import Subsets
 from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.conditions import comparisons, described
 from fcco_lightning.data.datamodules import TabularDataModule
@@ -66,13 +66,12 @@ def data():
     ],
 )
 def test_a_subset_names_any_column_of_the_table(data, where, rule):
-    subset = Subset(where)
-    subset.adapt(data)
+    side = SidesOfSubsets([Subset(where)], ["side"])
+    side.adapt(data)
     batch = next(iter(data.evaluation_loaders()["test"]))
-    assert Subsets([subset]).masks(batch)[0].tolist() == rule(table(20)).tolist()
-    drawn = data.sampling()["target"].columns
-    assert subset.of_split(drawn).any()
-    assert str(subset) == described(where)
+    assert side.members(batch, side)[0, 0].tolist() == rule(table(20)).tolist()
+    side.check(data.sampling()["target"].columns, side, split=True)
+    assert str(side.subsets[0]) == described(where)
 
 
 def test_what_subsets_add_is_not_part_of_the_training_split_that_checkpoints_know(data):
@@ -106,14 +105,14 @@ def test_an_empty_combination_names_its_columns(data):
 
 
 def test_every_condition_of_an_empty_combination_has_its_own_count(data):
-    empty = Subset({"age": "<25", "y": [0, 1], "race": "Black", "group": 7})
+    empty = SidesOfSubsets([Subset({"age": "<25", "y": [0, 1], "race": "Black", "group": 7})], ["side"])
     empty.adapt(data)
-    assert list(empty.conditions) == ["age<25", "y", "race=Black", "group"]
+    assert list(empty.subsets[0].conditions) == ["age<25", "y", "race=Black", "group"]
     columns = data.tables["train"].columns
     young, black = int(columns["age<25"].sum()), int(columns["race=Black"].sum())
     message = rf"{young} have age<25, {len(columns['y'])} have y=.*, {black} have race=Black"
     with pytest.raises(DataError, match=message):
-        empty.of_split(columns)
+        empty.check(columns, empty, split=True)
 
 
 def test_a_refused_subset_adds_no_column(data):
@@ -131,7 +130,7 @@ def test_a_condition_is_a_value_or_values(condition):
 
 def test_names_need_a_datamodule():
     with pytest.raises(DataError, match="'Black' is none"):
-        Subsets([Subset({"race": "Black"})]).masks({"race": torch.tensor([0, 1])})
+        SidesOfSubsets([Subset({"race": "Black"})], ["side"]).members({"race": torch.tensor([0, 1])}, None)
     assert comparisons("<x") == comparisons(3) == []
 
 

@@ -35,7 +35,7 @@ from fcco_lightning import (
     SquaredPair,
     UniformSampling,
 )
-from fcco_lightning.constraints import Constraint, Difference, Multipliers
+from fcco_lightning.constraints import Comparison, Constraint, Multipliers
 from fcco_lightning.data.batches import Drawn
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives.measurable import Rows
@@ -121,7 +121,7 @@ class Halfspaces(Constraint):
 class Slab(Constraint):
     """``|w_1 - w_3| - kappa <= 0``."""
 
-    comparison = Difference()
+    comparison = Comparison((1, -1), sides=2)
     kappa, names = 0.15, ["slab"]
 
     def measure(self, outputs, batch):

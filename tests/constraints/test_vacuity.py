@@ -17,8 +17,8 @@ from fcco_lightning import (
     SoftRate,
     TopShare,
 )
-from fcco_lightning.constraints.vacuity import by_chance
 from fcco_lightning.evaluation import BinaryEvaluation, is_feasible, standing, summarise
+from fcco_lightning.objectives.vacuity import by_chance
 
 RATE = SoftRate(temperature=0.4)
 

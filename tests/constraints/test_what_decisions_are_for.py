@@ -270,12 +270,12 @@ def test_constraints_follow():
     parity, cap, own = DemographicParity(), MeanAtMost(SoftRate(), 0.5), MeanAtMost(SoftRate(0.0), 0.5)
     for constraint in (parity, cap, own):
         constraint.decide_by(budget)
-    assert parity.statistic.quantity == cap.statistic.quantity == TopShare(0.1)
-    assert own.statistic.quantity == SoftRate(0.0)  # a threshold that is named stays
+    assert parity.quantity == cap.quantity == TopShare(0.1)
+    assert own.quantity == SoftRate(0.0)  # a threshold that is named stays
     parity.decide_by(Decisions("balanced"))
     odds = DemographicParity()
     odds.decide_by(Decisions("balanced"))
-    assert isinstance(odds.statistic.quantity, SoftRate)
+    assert isinstance(odds.quantity, SoftRate)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 import fcco_lightning
-from fcco_lightning import Hinge, LogisticLoss, SoftRate
+from fcco_lightning import Hinge, LogisticLoss, RawScores, SoftRate
 from fcco_lightning.cli.catalogue import KINDS, members
 from fcco_lightning.errors import ConfigError
 
@@ -25,7 +25,7 @@ RANGES = {
         AugmentedLagrangian.curvature AveragedHinge.rho,sigma ChiSquare.lam0 ChiSquareGroupDRO.lam0
         Clipping.value ConcaveStages.eta,eta_dual DRAGO.alpha Diagnostics.lam,max_values
         DiscountedGain.cutoff,floor,sharpness Distillation.temperature DualProx.tau EntropicMirror.alpha
-        EqualStages.eta,eta_dual ErrorProbability.temperature ExponentialPair.scale GeometricRho.start
+        EqualStages.eta,eta_dual ErrorProbability.temperature ExponentialPair.scale
         GlobalContrastive.rho HeavyBall.lr Hinge.rho HingeLoss.margin ICPPAC.eta,mu,tau KLGroupDRO.lam0
         KLPartialAUC.lam,tau KullbackLeibler.lam0 KullbackLeiblerOfLog.floor,lam,tau LSVRG.learning_rate
         Lagrangian.rate LatentChoice.scale,sharpness Log.floor,tau LogRatio.floor,tau LogSumExp.theta
@@ -34,6 +34,7 @@ RANGES = {
         NeighbourhoodComponents.temperature NuPI.rate OOA.eta_dual PDSCA.alpha PGSMD.gamma,radius
         PGSVRG.eta,eta_dual,gamma,radius ProportionalHazards.censoring ProximalDescent.eta,nu,radius
         ProximalSGD.lr,radius QuantileScores.floor ROCFairness.temperature RandomizedSmoothing.sigma Ratio.floor
+        RatesAbove.temperature
         RatioDifference.floor SCENT.alpha SMD.eta_dual SONEX.lam Schedule.decay_spread,objective_lr
         SigmoidPair.scale SmoothMaxPooling.tau SmoothedHinge.lam,rho SmoothedHingePenalty.lam
         SoftRate.temperature Square.c SquaredHinge.rho SquaredHingePair.margin SquaredPair.margin
@@ -71,7 +72,7 @@ RANGES = {
         BalancedSampling.batch_size BinaryEvaluation.num_thresholds BlockDistributions.block_size,hidden
         CVaRGroupDRO.num_groups CellSampling.batch_size ChiSquareGroupDRO.num_groups DRAGO.block_size
         DigitBags.size Encoding.pieces Execution.micro_batch,num_samples Garnet.branching,num_features
-        GeometricRho.epochs GroupMaxForm.num_groups GroupObjective.num_groups
+        GroupMaxForm.num_groups GroupObjective.num_groups
         GroupSampling.groups_per_batch,samples_per_group ICPPAC.K ImageSplits.limit
         KLGroupDRO.num_groups LBFGS.memory LSVRG.block_size
         LabelSampling.labels_per_batch,negatives_per_label,positives_per_label
@@ -142,6 +143,7 @@ EXAMPLES = {  # what a part needs beside the number
     "MultiTaskGroupDRO": lambda: {"num_tasks": 2, "loss": LogisticLoss(), "num_groups": 2},
     "ProximalDescent": lambda: {"params": [Parameter(torch.ones(2))], "eta": 0.1, "nu": 1.0},
     "RandomizedSmoothing": lambda: {"sigma": 0.1},
+    "RatesAbove": lambda: {"thresholds": [0.0], "temperature": 1.0, "scale": RawScores()},
     "RatioDifference": lambda: {"phi": Hinge()},
     "RecallAtK": lambda: {"k": 3},
     "SONEX": lambda: {"objective_gamma": 0.5},

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fcco_lightning import GroupEvaluation, NeighbourEvaluation, RetrievalEvaluation, ROCFairness, SurvivalEvaluation
 from fcco_lightning.analysis.dual_values import outer_gradients
 from fcco_lightning.constraints.score_scales import QuantileScores
-from fcco_lightning.constraints.vacuity import constant_decision, quantiles, spread, too_close
 from fcco_lightning.data.encoding import Encoding, TabularEncoder
 from fcco_lightning.evaluation.groups import worst_weights
 from fcco_lightning.evaluation.metrics import ranking, survival
 from fcco_lightning.numerics import mean_of_equals
 from fcco_lightning.objectives import GroupMaxForm
+from fcco_lightning.objectives.vacuity import constant_decision, quantiles, spread, too_close
 
 from .registry_ambiguity import MEMBERS as AMBIGUITY
 

@@ -19,14 +19,13 @@ from fcco_lightning import (
     MeanDifferenceAtMost,
     MeanNear,
     NuPI,
-    ROCFairness,
     SoftRate,
     SquaredHingePenalty,
     TensorDataModule,
 )
 from fcco_lightning.constraints import kept_together
 from fcco_lightning.engine import problem
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.outer import Hinge
 
 RATE, N = SoftRate(0.1, 0.7), 40
@@ -150,5 +149,3 @@ def test_a_missing_column_is_named():
     (joint,) = kept_together(CAPS)
     with pytest.raises(DataError, match="age"):
         joint.measure(torch.zeros(2), {"y": torch.tensor([0, 1]), "group": torch.tensor([0, 1])})
-    with pytest.raises(ConfigError, match="no joint form"):
-        ROCFairness.join([ROCFairness()] * 2)

@@ -22,7 +22,7 @@ def test_a_part_is_made_with_what_is_inside_it():
     described = {"class_path": "fcco_lightning.DemographicParity", "init_args": {"kappa": 0.2, "rate": inner}}
     made = part_of(described, (), "file")
     assert type(made) is DemographicParity
-    assert (made.kappa, made.statistic.quantity) == (0.2, SoftRate(temperature=0.25))
+    assert (made.kappa, made.quantity) == (0.2, SoftRate(temperature=0.25))
     assert type(part_of("fcco_lightning.CrossEntropy", (), "file")) is fcco_lightning.CrossEntropy
 
 
