@@ -152,7 +152,6 @@ def penalty_multipliers(
     penalty: Penalty,
     constraints: Sequence[Constraint],
     samples: Samples,
-    epoch: int = 0,
     smoothing: Smoothing | None = None,
 ) -> list[float]:
     """The factors of a fixed penalty on the gradients of the h_i, at the exact values of the h_i.
@@ -165,13 +164,12 @@ def penalty_multipliers(
         penalty: the penalty.
         constraints: all constraints, with m rows in total.
         samples: the network's outputs on the whole data sets and their columns, by part.
-        epoch: epoch whose rho is used.
         smoothing: the algorithm's smoothing of f_i; None for none.
     """
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
         values = _inner_values(c, samples)
-        outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(penalty.weight(epoch), c.kappa)))
+        outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(c.kappa)))
         constraint_slopes = outer_slopes(c.number, values)
         slope = (outer_slopes(outer, values) * constraint_slopes).sum(1) / constraint_slopes.square().sum(1)
         slopes += (slope.abs() / total).tolist()

@@ -756,13 +756,11 @@ class Engine:
     def compiles(self) -> bool:
         """Whether steps can be compiled, if the user asks for it.
 
-        They cannot where the penalty weight follows a schedule (every value would compile anew), where objectives or
-        constraints with trained parameters are measured at the previous weights, or where the default dtype is half
-        precision.
+        They cannot where objectives or constraints with trained parameters are measured at the previous weights, or
+        where the default dtype is half precision.
         """
-        scheduled = getattr(self.problem.penalty, "schedule", None) is not None
         elsewhere = self.algorithm.needs_previous and not self.network_alone
-        return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
+        return not elsewhere and torch.get_default_dtype() in _FULL
 
     def _look_at_first(self, outputs: Outputs) -> None:
         """Run all checks of the first batch."""

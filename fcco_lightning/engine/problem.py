@@ -269,13 +269,12 @@ class Problem(nn.Module):
         for term, before in zip(terms, other_terms, strict=True):
             term.load_state_dict(before.state_dict())
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Set the penalty weight rho to its scheduled value."""
+    def begin_epoch(self) -> None:
+        """Set the penalties to the present margins of the constraints."""
         if not isinstance(self.penalty, Penalty):
             return
-        rho = self.penalty.weight(epoch)
         for constraint, term in zip(self.constraints, self.all_terms[self.compositional :], strict=True):
-            term.take(constraint.outer(self.penalty.outer(rho, constraint.kappa)))
+            term.take(constraint.outer(self.penalty.outer(constraint.kappa)))
 
     def _objective_term(self, num_samples: int, layout: Layout, batch_share: float) -> Term:
         objective, drawn = self.objective, self._drawn(self.objective.part)
@@ -334,7 +333,7 @@ class Problem(nn.Module):
     def _constraint_term(self, constraint: Constraint, batch_share: float) -> Term:
         multipliers = None
         if isinstance(self.penalty, Penalty):
-            outer = constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa))
+            outer = constraint.outer(self.penalty.outer(constraint.kappa))
             share = constraint.num_rows / sum(c.num_rows for c in self.constraints)
         else:
             multipliers = MultiplierRows(self.penalty, constraint, self._dtype, self.processes)

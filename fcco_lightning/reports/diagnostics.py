@@ -252,9 +252,7 @@ def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None
     if not isinstance(penalty, Penalty):
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
-    last = module.trainer.fit_loop.epoch_progress.current.ready - 1  # current_epoch may be one too large
-    epoch = max(0, last - module.phases.schedule_start)
-    return penalty_multipliers(penalty, module.constraints, samples, epoch, smoothing)
+    return penalty_multipliers(penalty, module.constraints, samples, smoothing)
 
 
 def _records(names: Sequence[str], certificates: Mapping[str, Certificate]) -> list[dict[str, Any]]:

@@ -398,7 +398,7 @@ class FCCOModule(EvaluatingModule):
         require_same_everywhere(self.processes, {name: str(value) for name, value in settings.items()})
         if self._continuation.stored is not None:
             # Lightning does not call on_train_epoch_start when it resumes within an epoch
-            _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
+            _set_up(self.problem).begin_epoch()
             rebuild = partial(self.phases.stepping, self.network, self.schedule, trainer)
             self._continuation.go_on(trainer, _set_up(self._stepping), rebuild)
             self.backend.continued = True
@@ -415,13 +415,13 @@ class FCCOModule(EvaluatingModule):
         return self.network(x)
 
     def on_train_epoch_start(self) -> None:
-        """Update rho by its schedule, follow layers that were frozen or unfrozen, and end the pretraining if due."""
+        """Follow margins of constraints, and layers that were frozen or unfrozen, and end the pretraining if due."""
         before = {id(p) for p in self.engine.params}
         if self.phases.is_over(self.current_epoch, self.trainer):
             self._end_pretraining()
             if not self.phases.seamless:  # the new phase has an optimizer of its own
                 before = {id(p) for p in self.engine.params}
-        _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
+        _set_up(self.problem).begin_epoch()
         self._begin_means()
         self.engine.follow_parameters()
         self._require_trainable(before)

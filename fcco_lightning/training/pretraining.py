@@ -207,11 +207,6 @@ class Phases:
         """Whether only the objective changes from phase to phase."""
         return self.pretrain is not None and self.pretrain.seamless
 
-    @property
-    def schedule_start(self) -> int:
-        """Number of the epoch from which the schedules of the present phase count."""
-        return 0 if self.seamless else self.start
-
     def require_time_for_all(self, max_epochs: int | None) -> None:
         """Warn if the run ends before the main phase begins."""
         if self.pretraining and self.pretrain is not None and 0 <= (max_epochs or -1) <= self.pretrain.epochs:

@@ -36,7 +36,6 @@ from fcco_lightning import (
     CVaRPartialAUC,
     Engine,
     EqualizedOdds,
-    GeometricRho,
     GlobalContrastive,
     GroupAUCAtLeast,
     GroupSampling,
@@ -502,14 +501,6 @@ def on_each_process(processes):
 @pytest.mark.slow
 def test_on_two_processes_what_follows_from_all_outputs_is_compiled(pool):
     assert all(pool.values(on_each_process, 2))
-
-
-def test_with_a_schedule_of_the_penalty_steps_are_not_compiled():
-    algorithm = SONEX(lam=0.1)
-    for schedule, expected in ((GeometricRho(), False), (None, True)):
-        problem = algorithm.pose(AUC(), [ROCFairness()], HingePenalty(1.0, schedule), num_samples=N)
-        engine = Engine(perceptron(), problem, algorithm, compiled=True)
-        assert engine.compiles == expected
 
 
 @pytest.mark.slow

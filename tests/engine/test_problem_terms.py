@@ -11,7 +11,6 @@ from fcco_lightning import (
     SOX,
     Constraint,
     Engine,
-    GeometricRho,
     HingePenalty,
     MeanAtMost,
     Objective,
@@ -106,27 +105,6 @@ def test_constraints_are_left_out_where_they_are_not_used(algorithm, penalty):
     network, engine = make(algorithm, penalty=penalty)
     assert engine.problem.constraints == []
     assert one_step(network, engine).keys() == {"objective"}
-
-
-def test_rho_follows_its_schedule():
-    problem = make(SOX(), penalty=HingePenalty(10.0, GeometricRho(start=0.01, epochs=2)))[1].problem
-    seen = []
-    for epoch in range(4):
-        problem.begin_epoch(epoch)
-        seen.append(problem.all_terms[2].outer)
-    assert [o.rho for o in seen] == pytest.approx([0.1, 1.0, 10.0, 10.0])
-    assert {o.kappa for o in seen} == {0.1}
-
-
-def test_a_smoothed_penalty_follows_the_schedule_of_rho():
-    penalty = HingePenalty(10.0, GeometricRho(start=0.01, epochs=2))
-    seen = []
-    for epoch in (0, 2):
-        network, engine = make(SONEX(lam=1e-3), penalty=penalty)
-        engine.problem.begin_epoch(epoch)
-        seen.append(one_step(network, engine)["penalty"])
-    assert seen[0] > 0
-    assert seen[1] == pytest.approx(100 * seen[0], rel=0.5)  # the envelope of the steeper one is a little flatter
 
 
 def test_only_what_is_not_smooth_is_smoothed():

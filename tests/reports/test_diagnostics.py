@@ -111,7 +111,7 @@ LIMIT = ["--model.constraints+=MeanAtMost", "--model.constraints.quantity=Logist
     "penalty",
     [
         ["AdaptivePenalty"],
-        pytest.param(["HingePenalty", "--model.penalty.schedule=GeometricRho"], marks=pytest.mark.slow),
+        pytest.param(["HingePenalty"], marks=pytest.mark.slow),
     ],
 )
 def test_the_certificate_of_a_constrained_run_and_of_its_checkpoint(penalty, capsys):

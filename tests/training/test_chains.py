@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty, Schedule
-from fcco_lightning.constraints.penalty import GeometricRho
 from fcco_lightning.training import Preemption
 from tests.jobs import everything
 from tests.tables import make_data, make_frame
@@ -149,7 +148,7 @@ class Chain:
         module = self.make_module(
             algorithm=ALEXR2(K=3, nu=1.0) if self.algorithm is ALEXR2 else SONEX(),
             optimizer=lambda p: HeavyBall(p, lr=0.05),
-            penalty=HingePenalty(4.0, schedule=GeometricRho(0.1, EPOCHS)),
+            penalty=HingePenalty(4.0),
             schedule=Schedule(*self.schedule),
         )
         flags = {"max_epochs": EPOCHS, "log_every_n_steps": 1, "num_sanity_val_steps": 1} | self.flags | flags
