@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console, Group
+from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 from safetensors.torch import save as as_safetensors
@@ -20,39 +21,24 @@ from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.state.new_file import new_file
 from fcco_lightning.state.parts import read_parts
 
-_OF_ROWS = ("min", "mean", "max", "norm")
+_STATISTICS = {"min": torch.min, "mean": torch.mean, "max": torch.max, "norm": torch.norm}
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class StoredRows(NamedTuple):
-    """The rows of a dual state, with verified checksums.
-
-    Attributes:
-        rows: Shape (n, k), NaN where never written.
-        files: Number of part files; 0 if the rows are in the checkpoint itself.
-    """
-
-    rows: Tensor
-    files: int
-
-    @property
-    def seen(self) -> Tensor:
-        """Whether each row was ever written, shape (n,)."""
-        return ~self.rows[:, 0].isnan()
-
-
 class Checkpoint(NamedTuple):
-    """A checkpoint that ``fcco fit`` wrote.
+    """A checkpoint that ``fcco fit`` wrote, with verified checksums.
 
     Attributes:
         content: The content that the Trainer saved.
         weights: The tensors of the network by name (``network.*``), and other tensors except rows.
-        states: The dual states by name.
+        rows: The rows of the dual states by name, shape (n, k), NaN where never written.
+        files: The number of part files of these rows by name; 0 if they are in the checkpoint itself.
     """
 
     content: dict[str, Any]
     weights: dict[str, Tensor]
-    states: dict[str, StoredRows]
+    rows: dict[str, Tensor]
+    files: dict[str, int]
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -62,16 +48,19 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: if it is missing, damaged, of another format, or not written by ``fcco fit``.
     """
     content = read_file(path, whole=True)
-    names, stored = sorted(content["fcco"]["states"], key=lambda name: (len(name), name)), content["state_dict"]
-    rows = read_parts(content, {f"state_dict.{name}.rows": (0, len(stored[f"{name}.rows"])) for name in names})
-    size = content["fcco"]["world_size"]
-    states = {
-        name: StoredRows(rows[f"state_dict.{name}.rows"], size if stored[f"{name}.rows"].is_meta else 0)
-        for name in names  # terms.2 before terms.10
-    }
-    state_names = {f"{name}.{part}" for name in states for part in ("rows", "_extra_state")}
-    weights = {k: v for k, v in stored.items() if isinstance(v, Tensor) and k not in state_names}
-    return Checkpoint(content, weights, states)
+    stored, processes = content["state_dict"], content["fcco"]["world_size"]
+    names = sorted(content["fcco"]["states"], key=lambda name: (len(name), name))  # terms.2 before terms.10
+    read = read_parts(content, {f"state_dict.{name}.rows": (0, len(stored[f"{name}.rows"])) for name in names})
+    rows = {name: read[f"state_dict.{name}.rows"] for name in names}
+    files = {name: processes if stored[f"{name}.rows"].is_meta else 0 for name in names}
+    of_rows = {f"{name}.{part}" for name in names for part in ("rows", "_extra_state")}
+    weights = {k: v for k, v in stored.items() if isinstance(v, Tensor) and k not in of_rows}
+    return Checkpoint(content, weights, rows, files)
+
+
+def _seen(rows: Tensor) -> Tensor:
+    """Whether each row was ever written, shape (n,)."""
+    return ~rows[:, 0].isnan()
 
 
 # ------------------------------------------------------------------------------------------------------------- inspect
@@ -93,71 +82,69 @@ def describe(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is missing, damaged, or not written by ``fcco fit``.
     """
-    checkpoint = read_checkpoint(path)
-    header, weights = checkpoint.content["fcco"], checkpoint.weights.values()
+    content, weights, states, files = read_checkpoint(path)
+    header, sizes = content["fcco"], [(w.numel(), w.nbytes) for w in weights.values()]
+    described = []
+    for name, rows in states.items():
+        values = rows[_seen(rows)].double()
+        statistics = {key: stat(values).item() if len(values) else math.nan for key, stat in _STATISTICS.items()}
+        described.append(
+            {
+                "name": name,
+                "rows": len(rows),
+                "width": rows.shape[1],
+                "dtype": str(rows.dtype).removeprefix("torch."),
+                "files": files[name],
+                "bytes": rows.nbytes,
+                "seen": len(values) / len(rows),
+                **{key: value if math.isfinite(value) else None for key, value in statistics.items()},
+                "verified": True,  # else read_checkpoint() raises
+            }
+        )
     return {
         "checkpoint": str(path),
         "algorithm": header["engine"]["algorithm"]["name"],
         "version": header["version"],
         "world_size": header["world_size"],
-        "epoch": checkpoint.content["epoch"],
-        "global_step": checkpoint.content["global_step"],
+        "epoch": content["epoch"],
+        "global_step": content["global_step"],
         "num_samples": header["num_samples"],
         "optimizer": header["optimizer"]["class"],
         "skipped_batches": header["skipped_batches"],
-        "weights": {
-            "tensors": len(weights),
-            "values": sum(w.numel() for w in weights),
-            "bytes": sum(w.nbytes for w in weights),
-        },
-        "states": [_described(name, state) for name, state in checkpoint.states.items()],
+        "weights": {"tensors": len(sizes), "values": sum(n for n, _ in sizes), "bytes": sum(b for _, b in sizes)},
+        "states": described,
     }
 
 
-def _described(name: str, state: StoredRows) -> dict[str, Any]:
-    (n, k), values = state.rows.shape, state.rows[state.seen].double()
-    stats = [
-        stat(values).item() if len(values) else math.nan for stat in (torch.min, torch.mean, torch.max, torch.norm)
-    ]
-    return {
-        "name": name,
-        "rows": n,
-        "width": k,
-        "dtype": str(state.rows.dtype).removeprefix("torch."),
-        "files": state.files,
-        "bytes": state.rows.nbytes,
-        "seen": len(values) / n,
-        **{figure: v if math.isfinite(v) else None for figure, v in zip(_OF_ROWS, stats, strict=True)},
-        "verified": True,  # else read_checkpoint() raises
-    }
-
-
-def render(description: Mapping[str, Any]) -> Group:
-    """Lay out the result of :func:`describe` for ``rich``."""
+def print_description(path: str, *, as_json: bool) -> None:
+    """Print the description of a checkpoint, as JSON or as a table."""
+    description = describe(path)
+    if as_json:
+        sys.stdout.write(json.dumps(description, indent=2) + "\n")
+        return
     weights, states = description["weights"], description["states"]
-    facts = Grid.grid(padding=(0, 2))
-    for name, value in (
-        ("algorithm", description["algorithm"]),
-        ("epoch, global step", f"{description['epoch']}, {description['global_step']}"),
-        ("weights", f"{weights['values']:,} in {weights['tensors']} tensors, {_size(weights['bytes'])}"),
-        ("optimizer", description["optimizer"]),
-        ("training samples", f"{description['num_samples']:,}"),
-        ("skipped batches", str(description["skipped_batches"])),
-        ("written by", f"{_count(description['world_size'], 'process', 'es')}, format {description['version']}"),
-    ):
-        facts.add_row(name, Text(printable(value)))
-    if not states:
-        return Group(facts, "no dual state: this algorithm remembers none")
-    table = Grid(caption="every byte of every row was verified", caption_justify="left")
-    table.add_column("dual state", overflow="fold")
-    for title in ("rows x width", "seen", *_OF_ROWS, "lies in"):
-        table.add_column(title, justify="right")
+    facts = {
+        "algorithm": description["algorithm"],
+        "epoch, global step": f"{description['epoch']}, {description['global_step']}",
+        "weights": f"{weights['values']:,} in {weights['tensors']} tensors, {_size(weights['bytes'])}",
+        "optimizer": description["optimizer"],
+        "training samples": f"{description['num_samples']:,}",
+        "skipped batches": str(description["skipped_batches"]),
+        "written by": f"{_count(description['world_size'], 'process', 'es')}, format {description['version']}",
+    }
+    grid = Grid.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(name, Text(printable(value)))
+    titles = (Column(title, justify="right") for title in ("rows x width", "seen", *_STATISTICS, "lies in"))
+    table = Grid(Column("dual state", overflow="fold"), *titles, caption_justify="left")
+    table.caption = "every byte of every row was verified"
     for s in states:
         lies = _count(s["files"], "part file", "s") if s["files"] else "the checkpoint"
-        numbers = ("" if s[k] is None else f"{s[k]:.4g}" for k in _OF_ROWS)
+        numbers = ("" if s[key] is None else f"{s[key]:.4g}" for key in _STATISTICS)
         shape = f"{s['rows']:,} x {s['width']} {s['dtype']}"
         table.add_row(Text(printable(s["name"])), shape, _share(s["seen"]), *numbers, f"{lies}, {_size(s['bytes'])}")
-    return Group(facts, table)
+    shown = Group(grid, table if states else "no dual state: this algorithm remembers none")
+    Console(width=None if sys.stdout.isatty() else 160).print(shown)
 
 
 def _count(number: int, noun: str, plural: str) -> str:
@@ -212,8 +199,8 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
         raise ConfigError(f"OUT {out} is there already. Choose another name, or replace it with --force.")
     checkpoint = read_checkpoint(path)
     tensors = dict(checkpoint.weights)
-    for name, state in checkpoint.states.items():
-        tensors |= {f"{name}.rows": state.rows, f"{name}.seen": state.seen}
+    for name, rows in checkpoint.rows.items():
+        tensors |= {f"{name}.rows": rows, f"{name}.seen": _seen(rows)}
     with new_file(out) as file:
         _WRITERS[out.suffix](file, tensors)
     return out.resolve()
@@ -228,26 +215,13 @@ def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     # safetensors accepts tied weights and columns of a matrix only as copies
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     try:
-        content = as_safetensors(copies, {"format": "pt"})
+        file.write(as_safetensors(copies, {"format": "pt"}))
     except KeyError as unknown:
         name = next((name for name, tensor in copies.items() if tensor.dtype in unknown.args), "a tensor")
         raise CheckpointError(f"safetensors knows no {unknown}, the type of `{name}`. Choose .npz.") from unknown
-    file.write(content)
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Mapping[str, Tensor]], None]] = {
     ".safetensors": _write_safetensors,
     ".npz": _write_npz,
 }
-
-
-# -------------------------------------------------------------------------------------------------------- command line
-
-
-def print_description(path: str, *, as_json: bool) -> None:
-    """Print the description of a checkpoint, as JSON or as a table."""
-    description = describe(path)
-    if as_json:
-        sys.stdout.write(json.dumps(description, indent=2) + "\n")
-    else:
-        Console(width=None if sys.stdout.isatty() else 160).print(render(description))
