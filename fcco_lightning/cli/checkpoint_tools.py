@@ -194,9 +194,9 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
     if out.suffix not in _WRITERS:
         raise ConfigError(f"OUT {out}: cannot write {out.suffix!r}. Choose .safetensors or .npz.")
     if out.is_dir():
-        raise ConfigError(f"OUT {out} is a folder, so --force leaves it. Choose another name.")
+        raise ConfigError(f"OUT {out} is a folder, which --force does not replace. Choose another name.")
     if out.exists() and not force:
-        raise ConfigError(f"OUT {out} is there already. Choose another name, or replace it with --force.")
+        raise ConfigError(f"OUT {out} exists already. Choose another name, or replace it with --force.")
     checkpoint = read_checkpoint(path)
     tensors = dict(checkpoint.weights)
     for name, rows in checkpoint.rows.items():
@@ -218,7 +218,9 @@ def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
         file.write(as_safetensors(copies, {"format": "pt"}))
     except KeyError as unknown:
         name = next((name for name, tensor in copies.items() if tensor.dtype in unknown.args), "a tensor")
-        raise CheckpointError(f"safetensors knows no {unknown}, the type of `{name}`. Choose .npz.") from unknown
+        raise CheckpointError(
+            f"safetensors does not support {unknown}, the dtype of `{name}`. Choose .npz."
+        ) from unknown
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Mapping[str, Tensor]], None]] = {

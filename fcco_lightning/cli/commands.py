@@ -144,10 +144,12 @@ def run(args: Sequence[str] | None = None) -> int:
         commands = [*_OF_LIGHTNING, *sorted(_TOOLS.keys() - set(_OF_LIGHTNING))]
         close = difflib.get_close_matches(arguments[0], commands, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        sys.stderr.write(f"fcco: {arguments[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
+        sys.stderr.write(f"fcco: {arguments[0]!r} is not a command.{hint} The commands are {', '.join(commands)}.\n")
         return 2
     elif not {*_OF_LIGHTNING, *_TOOLS, "-h", "--help"} & set(arguments):
-        sys.stderr.write(f"fcco: no command is named. It comes first, for example: fcco fit {shlex.join(arguments)}\n")
+        sys.stderr.write(
+            f"fcco: the command is missing. It comes first, for example: fcco fit {shlex.join(arguments)}\n"
+        )
         return 2
     else:
         return status_of(lambda: _run_lightning(arguments), trains=True)
@@ -236,7 +238,7 @@ def _run_tool(name: str, *args: str) -> int:
                 ckpt, table = checkpoint_file(options.ckpt), str(getattr(options, "table", ""))
                 if ckpt.suffix != ".ckpt" and table.endswith(".ckpt"):
                     raise ConfigError(
-                        f"{ckpt} stands where the checkpoint belongs, and {table} behind it. Put {table} first."
+                        f"{ckpt} is given as the checkpoint, and {table} as the table. Put {table} first."
                     )
             _TOOLS[name][0](Namespace(**vars(options), of_fit=of_fit))
 

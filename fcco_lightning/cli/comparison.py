@@ -46,7 +46,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     reports = {folder: report for folder, report in runs.items() if report is not None}
     if not reports:
         raise DataError(
-            f"none of {[str(folder) for folder in folders]} holds a report.json. Name the folders of finished runs, "
+            f"none of {[str(folder) for folder in folders]} has a report.json. Give the folders of finished runs, "
             "for example runs/*."
         )
     settings = {folder: dict(_settings(report)) for folder, report in reports.items()}
@@ -74,7 +74,9 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     """Print the table of :func:`compare`, draw it, and write it as CSV if ``out`` is given."""
     for name, path, kind in (("out", out, ".csv"), ("picture", picture, ".png")):
         if path is not None and Path(path).suffix != kind:
-            raise ConfigError(f"{name}={path!r}: it is written in the format {kind}. Name a {kind} file.")
+            raise ConfigError(
+                f"{name}={path!r}: the file is written in the format {kind}. Give the name of a {kind} file."
+            )
     rows = compare(folders)
     print_rows(rows)
     if out is not None:
@@ -125,7 +127,9 @@ def figures_of_run(folder: Path, report: Mapping[str, Any]) -> Row:
 def _last_objective(folder: Path) -> float | None:
     logged = read_metrics(folder).get("train_objective", pd.Series(dtype=float)).dropna()
     if not pd.api.types.is_numeric_dtype(logged):
-        raise DataError(f"{folder / METRICS} is no readable log: train_objective holds words. Leave its folder out.")
+        raise DataError(
+            f"{folder / METRICS} is not a log of numbers: train_objective contains text. Leave its folder out."
+        )
     return float(logged.iloc[-1]) if len(logged) else None
 
 

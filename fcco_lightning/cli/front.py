@@ -73,12 +73,12 @@ def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: S
         raise ConfigError("a front varies kappa, and no constraint of the configuration has one. Add a constraint.")
     if config["trainer"].get("enable_checkpointing") is False:
         raise ConfigError(
-            "trainer.enable_checkpointing=False leaves nothing from which the next point could begin. Leave it out."
+            "trainer.enable_checkpointing=False: each point starts from the checkpoint before it. Leave it out."
         )
     if kappas is not None and len(set(present)) > 1:
         raise ConfigError(
-            f"--kappas gives all constraints one kappa, and theirs are {present}: they do not mean the same. Use "
-            "--factors, which multiplies every one."
+            f"--kappas sets one kappa for all constraints, but those of the configuration differ: {present}. Use "
+            "--factors, which multiplies each of them."
         )
     if kappas is None and 0 in present:
         raise ConfigError(
@@ -124,13 +124,15 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
     finished = read_report(folder) is not None
     trained = finished or checkpoints.is_dir()
     if trained and path.is_file() and path.read_text() != text:
-        raise ConfigError(f"{path} was told otherwise than by this front. Name another folder by --out, or remove it.")
+        raise ConfigError(
+            f"{path} holds other options than this front. Choose another folder with --out, or remove this one."
+        )
     if not finished:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         fit_apart(["--config", str(path), "--ckpt_path", "auto"])
         if read_report(folder) is None:
-            raise FCCOError(f"the point {folder} has not been finished. The same command goes on with it.")
+            raise FCCOError(f"the point {folder} is not finished. Repeat the same command to continue it.")
     return checkpoints / "last.ckpt"
 
 
@@ -148,11 +150,13 @@ def front(folders: Sequence[Path]) -> list[Row]:
     reports = {folder: read_report(folder) for folder in folders}
     missing = [str(folder) for folder, report in reports.items() if not (report and report.get("kappas"))]
     if missing:
-        raise DataError(f"{missing[0]} holds no report of a run under constraints. Train the point.")
+        raise DataError(f"{missing[0]} has no report of a run with constraints. Train this point first.")
     finished = {folder: report for folder, report in reports.items() if report is not None}
     kappas = [report["kappas"] for report in finished.values()]
     if any(first.keys() != other.keys() for first, other in pairwise(kappas)):
-        raise DataError(f"the points of {folders[0].parent} have different constraints. Name another folder by --out.")
+        raise DataError(
+            f"the points of {folders[0].parent} have different constraints. Choose another folder with --out."
+        )
     tightest = kappas[-1]
     return alike([_row(folder, report, tightest) for folder, report in finished.items()])
 
@@ -201,7 +205,7 @@ def fit_apart(options: Sequence[str]) -> str:
             raise
     if process.returncode:
         raise (ConfigError if process.returncode == 2 else FCCOError)(
-            f"fcco fit has ended with status {process.returncode}, and said why. Afterwards the same command goes on "
-            "from there."
+            f"fcco fit ended with status {process.returncode}; its message is above. Correct the cause and repeat "
+            "this command, which continues from there."
         )
     return printed or ""

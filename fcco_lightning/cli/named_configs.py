@@ -55,5 +55,5 @@ def copy_config(name: str, folder: Path) -> Path:
     source = find_config(name)
     target = folder / source.name
     if target.exists():
-        raise ConfigError(f"{target} is there already. Rename it, or copy in another folder.")
+        raise ConfigError(f"{target} exists already. Rename it, or copy in another folder.")
     return Path(shutil.copyfile(source, target))

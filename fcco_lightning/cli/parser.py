@@ -130,8 +130,8 @@ class ArgumentParser(LightningArgumentParser):
         """Refuse a file that is no mapping, naming the file."""
         if not isinstance(config, dict):
             content = "empty" if config is None else f"{config!r}"
-            requirement = "it must hold sections, such as `model:` and `data:`"
-            self.error(f"{self._file} is no configuration but {content}: {requirement}.")
+            requirement = "it must have sections, such as `model:` and `data:`"
+            self.error(f"{self._file} is not a configuration, but {content}: {requirement}.")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, and refuse unknown keys."""
@@ -185,10 +185,8 @@ def _no_class_named(message: str) -> str:
         return message
     key = _below_classes(match[1])
     if match[3] is None:
-        return (
-            f"--{key} names no class that can be made ({match[2]} is abstract). Put --{key} CLASS before its arguments."
-        )
-    return f"--{key}.{match[3]}: no class is named that has this argument. Put --{key} CLASS before it."
+        return f"--{key} needs the name of a class ({match[2]} is abstract). Put --{key} CLASS before its arguments."
+    return f"--{key}.{match[3]}: this argument needs the name of a class. Put --{key} CLASS before it."
 
 
 def _unrecognized(message: str, options: Sequence[str]) -> str:
@@ -222,7 +220,11 @@ def _required(message: str) -> str:
 def _null(message: str) -> str:
     """The message for ``null`` where a list is needed."""
     match = re.search(r'Parser key "([\w.]+)":.*Sequence.*Got value: None$', message, _ANY)
-    return message if match is None else f"--{_below_classes(match[1])}: null is no list. Leave it out, or give []."
+    return (
+        message
+        if match is None
+        else f"--{_below_classes(match[1])}: must be a list, got null. Leave it out, or give []."
+    )
 
 
 def _no_mapping(message: str) -> str:
@@ -231,7 +233,7 @@ def _no_mapping(message: str) -> str:
     key = re.search(r'Parser key "([\w.]+)"', message)
     if match is None or key is None:
         return message
-    return f"--{_below_classes(key[1])}: {match[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
+    return f"--{_below_classes(key[1])}: {match[1]} is not a mapping. Put a space after each colon, as in '{{a: b}}'."
 
 
 def _wrong_type(message: str) -> str:
@@ -247,7 +249,7 @@ def _wrong_type(message: str) -> str:
     names = [kind for values, name, _ in types for kind in (values.split(", ") if values else [_IN_WORDS[name]])]
     *others, last = dict.fromkeys(names)
     listing = f"{', '.join(others)} or {last}" if others else last
-    in_brackets = " A list stands in brackets, without blanks: [a,b]." if "a list" in names else ""
+    in_brackets = " Write a list in brackets, without spaces: [a,b]." if "a list" in names else ""
     return f"--{_below_classes(match[1])} must be {listing}, got {match[3].strip()!r}.{in_brackets}"
 
 

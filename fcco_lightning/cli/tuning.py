@@ -101,7 +101,7 @@ def read_search(path: str | Path) -> list[SearchedOption]:
 def searched_option(path: str, described: object) -> SearchedOption:
     """The option of a path with its values as in a file of :func:`read_search`."""
     if not isinstance(described, Mapping) or len(described) != 1:
-        raise ConfigError(f"search: {path}: {described!r} is no set of values. Give {_KINDS}.")
+        raise ConfigError(f"search: {path}: {described!r} is not a set of values. Give {_KINDS}.")
     ((kind, content),) = described.items()
     one_of(f"search: kind of {path}", kind, tuple(_RULES))
     values = [_number(value) for value in content] if isinstance(content, list) else []
@@ -176,8 +176,9 @@ class Judge(Callback):
             )
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
             raise ConfigError(
-                "fcco tune judges on a validation split 'val', and the data has none: the test split must not choose. "
-                "Hold one out (--data.splits.val_fraction 0.2 for tables, --data.val_fraction for embedded problems)."
+                "fcco tune compares trials on a validation split 'val', which the data does not have; the test split "
+                "must not be used for it. Hold one out (--data.splits.val_fraction 0.2 for tables, --data.val_fraction "
+                "for embedded problems)."
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -189,7 +190,9 @@ class Judge(Callback):
         figures, epoch = pl_module.last_summaries["val"], trainer.current_epoch
         name = self.figure or pl_module.evaluation.figure_of_merit()
         if name not in figures:
-            raise ConfigError(f"--figure {name} is not one of the validation: {', '.join(sorted(figures))}.")
+            raise ConfigError(
+                f"--figure {name} is not a figure of the validation split. These are {', '.join(sorted(figures))}."
+            )
         violation, vacuous = figures.get("worst_violation"), bool(figures.get("vacuous"))
         attributes = {"figure": name, "value": figures[name], "violation": violation, "vacuous": vacuous}
         self._validations[epoch] = {**attributes, "epoch": epoch}
@@ -202,7 +205,7 @@ class Judge(Callback):
         """Choose the validation of the final weights."""
         if not self._validations:
             raise ConfigError(
-                "the trial has ended without a validation, by which it would be judged. Let it validate: lower "
+                "the trial ended without a validation, so it has no figure. Lower "
                 "--trainer.check_val_every_n_epoch, or train longer."
             )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -345,7 +348,7 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
         remark = "their constraints are vacuous there" if vacuous else "this one is violated least"
         lines.append(f"No trial was feasible on the validation split; {remark}.")
     if edges := [option.path for option in options if option.on_edge(best.params[option.path])]:
-        lines.append(f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it.")
+        lines.append(f"The best value is at the edge of its range: {', '.join(edges)}. Extend the range.")
     lines += ["To train it:", shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])]
     Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 

@@ -69,7 +69,7 @@ def _size(node: Any, where: str, sizes: dict[int, int], level: int = 1) -> int:
                 )
         sizes[id(node)] = size
     if not sizes[id(node)]:
-        raise ConfigError(f"{where}, line {line}: what begins here is within itself, by an alias.")
+        raise ConfigError(f"{where}, line {line}: an alias refers to a value that contains it.")
     return sizes[id(node)]
 
 
@@ -81,7 +81,7 @@ def _require_each_key_once(mapping: Any, where: str) -> None:
         if isinstance(key, yaml.ScalarNode) and key.value != "<<":
             if key.value in lines:
                 raise ConfigError(
-                    f"{where}, line {line}: the key {key.value!r} stands in line {lines[key.value]} already. Remove "
+                    f"{where}, line {line}: the key {key.value!r} occurs in line {lines[key.value]} already. Remove "
                     "one of them."
                 )
             lines[key.value] = line
@@ -116,8 +116,8 @@ def _naming_place(text: str, where: str) -> Iterator[None]:
     except Exception as error:  # invalid values, such as the date 2026-02-30, raise errors of many classes
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1},"
-        tab = " Indent with blanks instead of tabs." if "\t" in text else ""
-        cut = " A list or mapping with blanks needs quotes: '[1, 10]'." if _is_cut(text) else ""
+        tab = " Indent with spaces instead of tabs." if "\t" in text else ""
+        cut = " A list or mapping with spaces needs quotes: '[1, 10]'." if _is_cut(text) else ""
         reasons = (getattr(error, name, None) for name in ("context", "problem", "reason"))
         reason = " ".join(filter(None, reasons)) or str(error)
         raise ConfigError(f"{where}{line} cannot be read as YAML: {reason}.{tab}{cut}") from error

@@ -159,8 +159,8 @@ def _instantiate(described: Mapping[str, Any], classes: Mapping[str, type], trus
     name = described["class_path"]
     if not isinstance(name, str) or name not in classes:
         raise ConfigError(
-            f"{file} asks for {name!r}, which is none of this package's networks, and the layers and parts that may "
-            f"come from a file. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); of a network "
+            f"{file} names the class {name!r}, which is not one of this package's networks, layers and parts that a "
+            f"file may name. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); of a network "
             "also network=..., of the architecture that was trained."
         )
     kind, arguments = classes[name], {**(described.get("init_args") or {}), **(described.get("dict_kwargs") or {})}

@@ -228,7 +228,7 @@ def test_nothing_is_overwritten_without_force(capsys, fits, out):
 def test_force_leaves_folders(fits, tmp_path):
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "folder.npz" / "thesis.txt").write_text("years")
-    with pytest.raises(ConfigError, match="--force leaves it"):
+    with pytest.raises(ConfigError, match="--force does not replace"):
         convert(fits["one"][0], "folder.npz", force=True)
     assert (tmp_path / "folder.npz" / "thesis.txt").read_text() == "years"
 

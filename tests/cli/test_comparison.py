@@ -142,7 +142,10 @@ def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("option", "kind"), [("--out", "csv"), ("--picture", "png")])
 def test_files_of_other_formats_are_not_written(runs, option, kind, capsys):
     assert run(["compare", *runs, option, "c.xyz"]) == 2
-    assert f"'c.xyz': it is written in the format .{kind}. Name a .{kind} file." in capsys.readouterr().err
+    assert (
+        f"'c.xyz': the file is written in the format .{kind}. Give the name of a .{kind} file."
+        in capsys.readouterr().err
+    )
     assert not Path("c.xyz").exists()
 
 
@@ -155,7 +158,7 @@ def test_files_of_other_formats_are_not_written(runs, option, kind, capsys):
         ("report.json", '{"train": {"worst_violation": "x"}}', "train.worst_violation is 'x', and must be a number"),
         ("metrics.csv", "", "No columns"),
         ("metrics.csv", "a\n1,2\n1,2,3\n", ".* saw 3"),
-        ("metrics.csv", "train_objective\n[red]\n", "train_objective holds words"),
+        ("metrics.csv", "train_objective\n[red]\n", "train_objective contains text"),
     ],
 )
 def test_a_folder_of_a_stranger_is_refused_in_words(file, content, named, runs):

@@ -78,7 +78,7 @@ def test_points_are_the_kappas_from_loose_to_tight():
     [
         ({**CONFIG, "model": {"constraints": []}}, [0.1], [1], "no constraint of the configuration has one"),
         ({**CONFIG, "trainer": {"enable_checkpointing": False}}, [0.1], [1], "enable_checkpointing"),
-        (with_kappas(0.4), [0.1], [1], r"theirs are \[0.1, 0.4\].*--factors"),
+        (with_kappas(0.4), [0.1], [1], r"configuration differ: \[0.1, 0.4\].*--factors"),
         (with_kappas(0), None, [1], "kappa 0.*--kappas"),
         (CONFIG, [-0.1], [1], "kappas must be a finite number >= 0, got -0.1"),
         (CONFIG, None, [0], "factors must be a finite number > 0, got 0"),
@@ -92,7 +92,7 @@ def test_what_gives_no_front_is_refused(config, kappas, factors, message):
 def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys, monkeypatch):
     fit = Trained(breaks_at=0.1)
     monkeypatch.setattr(module, "fit_apart", fit)
-    with pytest.raises(FCCOError, match=r"front/kappa_0.1 has not been finished"):
+    with pytest.raises(FCCOError, match=r"front/kappa_0.1 is not finished"):
         print_front([], "0.02,0.1,0.2", "1", "front")
     fit.breaks_at = None
     print_front([], "0.02,0.1,0.2", "1", "front")
@@ -111,7 +111,7 @@ def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys,
     with Image.open("front/front.png") as picture:
         assert picture.size[0] > 500
     Path("front/kappa_0.1/point.yaml").write_text("trainer: {}")
-    with pytest.raises(ConfigError, match=r"kappa_0.1/point.yaml was told otherwise"):
+    with pytest.raises(ConfigError, match=r"kappa_0.1/point.yaml holds other options"):
         print_front([], "0.02,0.1,0.2", "1", "front")
 
 
@@ -130,9 +130,9 @@ def test_a_table_needs_no_configuration(monkeypatch):
 
 
 def test_an_option_that_fit_refuses_is_refused():
-    with pytest.raises(ConfigError, match="fcco fit has ended with status 2"):
+    with pytest.raises(ConfigError, match="fcco fit ended with status 2"):
         module.fit_apart(["--data.train", "t.xlsx", "--data", "t.csv"])
-    with pytest.raises(FCCOError, match="fcco fit has ended with status 1") as failed:
+    with pytest.raises(FCCOError, match="fcco fit ended with status 1") as failed:
         module.fit_apart(["--data.train", "missing.csv", "--data.columns.label", "y"])
     assert not isinstance(failed.value, ConfigError)
 
@@ -144,7 +144,7 @@ def test_points_of_other_constraints_are_not_compared():
         Path(name, "report.json").write_text(json.dumps({"train": split, "kappas": {name: 0.1}}))
     with pytest.raises(DataError, match="different constraints"):
         front([Path("a"), Path("b")])
-    with pytest.raises(DataError, match="c holds no report"):
+    with pytest.raises(DataError, match="c has no report"):
         front([Path("a"), Path("c")])
 
 

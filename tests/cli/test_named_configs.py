@@ -51,7 +51,7 @@ def test_the_list_names_and_copies_them(capsys, tmp_path, monkeypatch):
     assert listed.keys() == named_configs.named_configs().keys()
     assert min(map(len, listed.values())) > 20
     assert Path("synthetic_alexr2.yaml").read_text() == SYNTHETIC.read_text()
-    assert "is there already" in printed.err
+    assert "exists already" in printed.err
 
 
 @pytest.mark.slow

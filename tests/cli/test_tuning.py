@@ -107,7 +107,7 @@ def test_the_table_says_how_to_train_the_best_and_what_lies_on_the_edge(fitted, 
     print_search(["--x=it's"], "s.yaml", trials=6, folder="t", figure="auc", sampler="grid", full=True)
     lines = capsys.readouterr().out.strip().splitlines()
     assert shlex.split(lines[-1]) == ["fcco", "fit", "--x=it's", "--a=1", "--b=20"]
-    assert "On the edge of what was offered: a, b. Offer more beyond it." in lines
+    assert "The best value is at the edge of its range: a, b. Extend the range." in lines
     assert any("failed" in line for line in lines)
 
 
@@ -137,7 +137,7 @@ def test_the_grids_of_the_papers_are_read(path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 3", r"search: a: 3 is no set of values\. Give \{log"),
+        ("a: 3", r"search: a: 3 is not a set of values\. Give \{log"),
         ("a: {logg: [1, 2]}", "kind of a"),
         ("a: {log: [0, 2]}", r"\[LOW, HIGH\] with 0 < LOW < HIGH, got \[0, 2\]"),
         ("a: {log: [0.001, .inf]}", r"\[LOW, HIGH\] with 0 < LOW < HIGH, got \[0.001, inf\]"),

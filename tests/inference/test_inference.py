@@ -273,7 +273,7 @@ def test_a_checkpoint_does_not_choose_whose_code_runs(inner, trained, tmp_path):
     described = content["fcco"]["config"]["model"]["network"]
     content["fcco"]["config"]["model"]["network"] = {**described, "init_args": {"inner": inner}}
     torch.save(content, tmp_path / "hostile.ckpt")
-    named = "asks for 'os.system'" if isinstance(inner, dict) else "which refers to something outside the file"
+    named = "names the class 'os.system'" if isinstance(inner, dict) else "which refers to something outside the file"
     with pytest.raises(ConfigError, match=named):
         load(tmp_path / "hostile.ckpt")
     del content["fcco"]["config"]

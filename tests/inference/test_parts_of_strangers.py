@@ -29,7 +29,7 @@ def test_a_part_is_made_with_what_is_inside_it():
 @pytest.mark.parametrize("described", [HOSTILE, INSIDE, "os.system"])
 def test_nothing_else_is_made(described, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"asks for '(pathlib.Path.touch|os.system)'.*--trusted"):
+    with pytest.raises(ConfigError, match=r"names the class '(pathlib.Path.touch|os.system)'.*--trusted"):
         part_of(described, (), "file")
     assert not [*tmp_path.iterdir()]
 
@@ -46,7 +46,7 @@ class OwnParity(DemographicParity):
 def test_a_class_of_ones_own_is_trusted_by_its_name():
     name = f"{OwnParity.__module__}.OwnParity"
     described = {"class_path": name, "init_args": {"kappa": 0.2}}
-    with pytest.raises(ConfigError, match=rf"asks for '{name}'"):
+    with pytest.raises(ConfigError, match=rf"names the class '{name}'"):
         part_of(described, (), "file")
     assert type(part_of(described, [name], "file")) is OwnParity
     for other in ("os.system", "json.JSONDecoder", "collections.OrderedDict"):

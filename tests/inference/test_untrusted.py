@@ -77,7 +77,7 @@ def test_no_function_makes_a_network(where, content, capsys):
     make_frame(4, 2).to_csv("new.csv", index=False)
     for words in (["predict", "hostile.ckpt", "new.csv"], ["export", "hostile.ckpt", "out.pt"]):
         assert run(words) == 2
-        assert "asks for 'torch.fx.graph_module.reduce_graph_module'" in capsys.readouterr().err
+        assert "names the class 'torch.fx.graph_module.reduce_graph_module'" in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} == {"hostile.ckpt", "new.csv"}
 
 
@@ -153,7 +153,7 @@ class Own(TabularMLP):
 def test_a_class_is_trusted_by_its_full_name():
     name = f"{Own.__module__}.Own"
     network = described("TwoViews", network={"class_path": name, "init_args": {"hidden": [3], "in_features": 6}})
-    with pytest.raises(ConfigError, match=rf"asks for '{name}'.*pass trusted=\['{name}'\] \(--trusted {name}\)"):
+    with pytest.raises(ConfigError, match=rf"names the class '{name}'.*pass trusted=\['{name}'\] \(--trusted {name}\)"):
         network_of(network, WEIGHTS, (), "file")
     assert isinstance(network_of(network, WEIGHTS, [name], "file").network, Own)
     for other in ("os.system", "os", "tests", "json.JSONDecoder", "no_such.Network", f"{Own.__module__}.make_data"):
