@@ -21,7 +21,12 @@ from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.state.new_file import new_file
 from fcco_lightning.state.parts import read_parts
 
-_STATISTICS = {"min": torch.min, "mean": torch.mean, "max": torch.max, "norm": torch.norm}
+_STATISTICS: dict[str, Callable[..., Tensor]] = {
+    "min": torch.min,
+    "mean": torch.mean,
+    "max": torch.max,
+    "norm": torch.norm,
+}
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

@@ -127,9 +127,7 @@ def figures_of_run(folder: Path, report: Mapping[str, Any]) -> Row:
 def _last_objective(folder: Path) -> float | None:
     logged = read_metrics(folder).get("train_objective", pd.Series(dtype=float)).dropna()
     if not pd.api.types.is_numeric_dtype(logged):
-        raise DataError(
-            f"{folder / METRICS} is not a log of numbers: train_objective contains text. Leave its folder out."
-        )
+        raise DataError(f"{folder / METRICS} is no readable log: train_objective contains text. Leave its folder out.")
     return float(logged.iloc[-1]) if len(logged) else None
 
 

@@ -39,7 +39,7 @@ def test_rows_hold_what_differs_and_what_was_reached(runs):
         {"run": "b", "algorithm": "SOX", "lam": None, **shared, "largest h": 0.2, "holds": "no",
          "test_auc": 0.9, "test_accuracy": 0.5},
     ]  # fmt: skip
-    with pytest.raises(DataError, match=r"holds a report\.json"):
+    with pytest.raises(DataError, match=r"has a report\.json"):
         compare(["other"])
 
 

@@ -95,7 +95,7 @@ def test_nothing_of_torch_makes_a_network_but_the_listed_layers():
         try:
             network_of({"class_path": name}, WEIGHTS, (), "file")
         except ConfigError as error:
-            assert f"asks for {name!r}" in str(error)  # noqa: PT017
+            assert f"names the class {name!r}" in str(error)  # noqa: PT017
             refused += 1
             continue
         except CheckpointError:  # a layer that needs arguments
@@ -325,5 +325,5 @@ def test_what_a_checkpoint_says_does_not_command_the_terminal(content, capsys):
 
 def test_exports_refuse_in_the_same_way(content):
     torch.save(with_network(content, RUNS_CODE), "hostile.ckpt")
-    with pytest.raises(ConfigError, match="asks for"):
+    with pytest.raises(ConfigError, match="names the class"):
         export("hostile.ckpt", "out.pt2")
