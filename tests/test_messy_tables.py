@@ -126,7 +126,7 @@ def test_the_first_lines_say_what_became_of_every_column(table, caplog):
     names = {name.partition("=")[0] for name in data.feature_names}
     assert names == {"age", "income", "plan", "since", *(f"{w}(since/{p})" for w in ("sin", "cos") for p in PERIODS)}
     assert "1 of dates, as days with sine and cosine of year and week: since" in caplog.text
-    assert "2 of groups and no features: sex, region; columns.use_sensitive takes them in" in caplog.text
+    assert "2 that define groups, not features: sex, region; columns.use_sensitive makes them features" in caplog.text
     assert "2 left out: customer (another value in every row), note (different texts: GroupedText" in caplog.text
     gaps = int((data.tables["train"].columns["group by region"] == -1).sum())
     assert gaps > 0

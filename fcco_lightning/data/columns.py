@@ -37,9 +37,7 @@ MOST_LOST = 0.1
 def require_few_lost(lost: int, total: int, description: str, way_out: str) -> None:
     """Raise :class:`DataError` if more than one, and more than a tenth, of the ``description`` cannot be read."""
     if lost > max(1, MOST_LOST * total):
-        raise DataError(
-            f"{lost} of {total} {description}, more than a tenth, which nothing can take the place of. {way_out}"
-        )
+        raise DataError(f"{lost} of {total} {description}, more than a tenth, the most that may be replaced. {way_out}")
 
 
 def text_of(column: pd.Series) -> pd.Series:
@@ -175,8 +173,8 @@ def require_filled(column: pd.Series, argument: str, where: str, remedy: str = "
     if missing.any():
         raise DataError(
             f"Column {str(column.name)!r} ({argument}) of {where} has {missing.sum()} missing cells (first: row "
-            f"{missing.idxmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv "
-            f"NA, None, null and the like are missing cells; what is called so needs another name.) {remedy}".rstrip()
+            f"{missing.idxmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv, "
+            f"NA, None, null and the like are missing cells; rename a value that is called so.) {remedy}".rstrip()
         )
 
 

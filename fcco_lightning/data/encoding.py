@@ -363,8 +363,8 @@ class TabularEncoder:
         """Name the columns of numbers most of whose cells in the latest table, called ``where``, are :attr:`far`."""
         return [
             f"most cells of the column {name!r} in {where} lie more than {_FAR} standard deviations from the mean of "
-            f"training (median {here:.6g}, in training {there:.6g}), where scores mean little. If the unit is another "
-            f"one, give both tables the same; or train without the column (columns.drop=[{name!r}])."
+            f"training (median {here:.6g}, in training {there:.6g}), where scores are unreliable. If the unit differs, "
+            f"use the same one in both tables; or train without the column (columns.drop=[{name!r}])."
             for name, (here, there) in self.far.items()
         ]
 
@@ -435,8 +435,8 @@ class TabularEncoder:
         """Warnings about unknown, unreadable and missing cells in the latest table, which has ``rows`` rows."""
         unknown = [
             f"{count} of {rows} rows ({count / rows:.0%}) have a value of the column {name!r} that the training split "
-            "does not have: they count as of none of its categories"
-            f"{', so that nothing is decided by it' if count == rows else ''}. Give both tables the same words."
+            "does not have, so all its category features are 0"
+            f"{' in every row' if count == rows else ''}. Use the same values in both tables."
             for name, count in self.unknown_counts.items()
         ]
         unread = [
@@ -445,8 +445,8 @@ class TabularEncoder:
             for name, count in self._unread.items()
         ]
         empty = [
-            f"{rows} of {rows} rows (100%) have no value of the column {name!r}: all get that of missing cells in "
-            f"training, so that nothing is decided by it. Fill it, or train without it (columns.drop=[{name!r}])."
+            f"{rows} of {rows} rows (100%) have no value of the column {name!r}: it is imputed in all of them, "
+            f"and has no effect. Fill it, or train without it (columns.drop=[{name!r}])."
             for name in self.empty
             if name not in self.unknown_counts
         ]
@@ -598,7 +598,7 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
     unreadable = numbers.isna() & column.notna()
     if unreadable.any() and encoding.missing == "error":
         raise DataError(
-            f"encoding: the column {str(column.name)!r} of {where} is one of {kind} and has other cells: "
+            f"encoding: the column {str(column.name)!r} of {where} must hold {kind}, but has other cells: "
             f"{cells_of(column, unreadable)}. Correct them, or set encoding.missing='impute' to take them as missing."
         )
     require_few_lost(

@@ -130,7 +130,7 @@ def require_same(
     if allow_changed or only_times:
         warnings.warn(f"{difference} The rows of the dual state go to the samples now in their places.", stacklevel=2)
         return
-    choice = "" if allow_changed is None else f"; or go on all the same with {option}"
+    choice = "" if allow_changed is None else f"; or resume nevertheless with {option}"
     raise DataError(f"{difference} Pass the same {identifying}, or start without the checkpoint{choice}.")
 
 

@@ -517,9 +517,7 @@ def _rgb(image: "Image", kind: str | None = None) -> "Image":
     if image.mode.startswith("I;16") or (image.mode == "I" and kind in ("PNG", "PPM")):
         image = PIL.Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
     elif image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"its mode is {image.mode!r}, of which it is not known what is white; write it with 8 or 16 bits"
-        )
+        raise ValueError(f"its mode is {image.mode!r}, whose value of white is not known; write it with 8 or 16 bits")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -375,11 +375,11 @@ def _folders_in(folder: Path) -> list[str]:
     inside, images = _subfolders_and_images(folder)
     if images:
         raise DataError(
-            f"'{folder}' has images beside its subfolders (the first is {images[0]!r}), so that nothing says of which "
-            "class they are. Move each into the folder of its class, or list all files in a metadata.csv."
+            f"'{folder}' has images beside its subfolders (the first is {images[0]!r}), so their "
+            "class is not known. Move each into the folder of its class, or list all files in a metadata.csv."
         )
     if not inside:
-        raise DataError(f"'{folder}' has no subfolder, of which there is one for every class.")
+        raise DataError(f"'{folder}' has no subfolder. Make one for every class.")
     return inside
 
 
@@ -403,7 +403,7 @@ def require_inside(root: Path, files: Sequence[str], where: str) -> None:
         if suspect and not Path(os.path.normpath(root.absolute() / name)).is_relative_to(top):
             raise DataError(
                 f"{where}, row {row}: the file '{name}' lies outside of '{root}'. Move it there, or set allow_outside "
-                "(--data.images.allow_outside true, or of data.pairs) if the table is to be trusted."
+                "(--data.images.allow_outside true, or of data.pairs) if you trust the table."
             )
 
 
@@ -525,7 +525,9 @@ def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bo
     require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
     frame = as_written(frame, path, [file_column])
     if file_column != "file" and "file" in frame:
-        raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
+        raise DataError(
+            f"'{path}' has both {file_column!r} and 'file', the name that it would get. Rename the column 'file'."
+        )
     if (frame[file_column].isna() | (frame[file_column] == "")).any():
         raise DataError(f"'{path}' must name a file in every row of {file_column!r}.")
     prefix = path.parent.relative_to(root)

@@ -72,7 +72,7 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     if MOST_ARE_NUMBERS <= share < 1:
         unreadable = column.isin(counts.index[~numbers.to_numpy()])
         repeated = bool((column[unreadable].astype(str) == name).all())
-        way_out = "Remove the header that stands there again" if repeated else "Correct them"
+        way_out = "Remove the repeated header line" if repeated else "Correct them"
         return (
             f"The column {name!r} of {where} is text, because {unreadable.sum()} of its {counts.sum()} filled cells "
             f"are no numbers: {cells_of(column, unreadable)}. {way_out}; or say what it is: encoding.numeric: "
@@ -211,10 +211,14 @@ def described(
         lines.append(f"  {len(categories)} of categories: {_first([_name_and_size(column) for column in categories])}")
     if left_out:
         reasons = _first([f"{name} ({reason})" for name, reason in left_out.items()])
-        lines.append(f"  {len(left_out)} left out: {reasons}; encoding.numeric or encoding.categorical takes one in")
+        lines.append(
+            f"  {len(left_out)} left out: {reasons}; to use one, name it in encoding.numeric or encoding.categorical"
+        )
     if sensitive:
         listing = _first(sensitive)
-        lines.append(f"  {len(sensitive)} of groups and no features: {listing}; columns.use_sensitive takes them in")
+        lines.append(
+            f"  {len(sensitive)} that define groups, not features: {listing}; columns.use_sensitive makes them features"
+        )
     shares = sorted(((s, c, split) for split, by_column in unseen.items() for c, s in by_column.items()), reverse=True)
     if shares:
         lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")
@@ -241,7 +245,7 @@ def doubts(
         sensitive: names of the columns that define groups.
     """
     lines = [
-        f"  {name!r} tells {label!r} in every training row: if it is not known beforehand, columns.drop=[{name!r}]"
+        f"  {name!r} determines {label!r} in all training rows: if it is known only afterwards, columns.drop=[{name!r}]"
         for label in labels
         for name in (() if frame.attrs.get("sparse") else features)
         if _determines(frame[name], frame[label])
@@ -251,7 +255,9 @@ def doubts(
         for text in sorted(text_of(frame[name].dropna()).unique()):
             alike.setdefault(text.casefold(), []).append(text)
         if pairs := [" and ".join(map(repr, spellings)) for spellings in alike.values() if len(spellings) > 1]:
-            lines.append(f"  {name!r} has {_first(pairs)}, which count as different: if one is meant, write it one way")
+            lines.append(
+                f"  {name!r} has {_first(pairs)}, which count as different: use one spelling if they are the same"
+            )
     return lines
 
 

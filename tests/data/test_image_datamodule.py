@@ -108,7 +108,7 @@ def test_whole_values_and_files_of_several_rows(folder):
     train, test = (set(rows["patient"]) for rows in module._rows.values())
     assert not train & test
     assert len(train | test) == 17
-    with pytest.warns(UserWarning, match=r"\d files of the test split are in the train split, too \(one is 'img/"):
+    with pytest.warns(UserWarning, match=r"\d files of the test split are also in the train split \(one is 'img/"):
         make(folder, fractions=[0.6, 0.0, 0.4])
     with pytest.raises(DataError, match=r"splits.whole='patint' is not a column.*Did you mean 'patient'"):
         make(folder, whole="patint")

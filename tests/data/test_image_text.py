@@ -88,7 +88,7 @@ def test_recall_is_logged_and_the_figure_of_merit(folder):
     assert learner.evaluation.figure_of_merit() == "mean_recall"
     assert not np.isnan(tested["test_mean_recall"])
     trainer = Trainer(accelerator="cpu", callbacks=[PredictionWriter()], **QUIET)
-    with pytest.raises(DataError, match=r"returned Embeddings, several tensors\. Take them from trainer\.predict"):
+    with pytest.raises(DataError, match=r"returned several \(Embeddings\)\. Use trainer\.predict"):
         trainer.predict(learner, data)
 
 

@@ -82,7 +82,7 @@ def test_sixteen_bits_are_scaled(kind, order):
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_refuses_pixels_of_unknown_range(mode):
     table = ImageTable([Image.new(mode, (2, 2), 300)], {"y": torch.zeros(1)}, PLAIN)
-    with pytest.raises(DataError, match=rf"mode is '{mode}', of which it is not known what is white"):
+    with pytest.raises(DataError, match=rf"mode is '{mode}', whose value of white is not known"):
         table[0]
 
 

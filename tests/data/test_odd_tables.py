@@ -98,7 +98,7 @@ REFUSED = {
     "a field more in front": (GOOD.replace("\n", "\n7,").removesuffix("7,"), r"line 2: it has 4 fields"),
     "no header": (GOOD.partition("\n")[2], r"line 1: the names of the columns are numbers \(0\.5, 0, 0\)"),
     "no header, words": ("39,State,7,yes\n50,Self,8,no\n" * 20, r"line 1: the names of the columns are numbers"),
-    "semicolons": (GOOD.replace(",", ";"), "separated by ';', not by commas"),
+    "semicolons": (GOOD.replace(",", ";"), "separated by ';', not by ','"),
     "semicolons, a comma in a name": (GOOD.replace(",", ";").replace("b", "b (c,d)"), "separated by ';'"),
     "tabs": (GOOD.replace(",", "\t"), r"separated by '\\t'"),
     "a name twice": (GOOD.replace("b", "a"), "several columns have the name 'a'"),

@@ -48,7 +48,7 @@ def written(frame, tmp_path, name="t.csv", **arguments):
 
 def test_a_header_that_stands_there_again_is_called_so():
     again = with_typos(1, text="age")
-    with pytest.raises(DataError, match=r"row 17: 'age'\. Remove the header that stands there again; or say"):
+    with pytest.raises(DataError, match=r"row 17: 'age'\. Remove the repeated header line; or say"):
         module(again).setup()
 
 
@@ -114,7 +114,9 @@ def test_a_hundred_columns_are_said_in_a_few_lines(caplog):
     assert lines[1].startswith("  90 of numbers: a long name 0, ")
     assert lines[1].endswith(" and 82 more")
     assert lines[2].startswith("  10 of categories: w9 (11), w8 (10), ")
-    assert lines[3:] == ["  'w0' tells 'y' in every training row: if it is not known beforehand, columns.drop=['w0']"]
+    assert lines[3:] == [
+        "  'w0' determines 'y' in all training rows: if it is known only afterwards, columns.drop=['w0']"
+    ]
     assert max(map(len, lines)) < 160
 
 
@@ -170,7 +172,7 @@ def test_dates_in_text_are_days():
     found = settle_types(pd.DataFrame({"day": ["1970-01-03", "1970-01-01 12:00"]}), Encoding(numeric=["day"]))
     np.testing.assert_array_equal(found["day"], [2.0, 0.5])
     mistyped = pd.DataFrame({"day": ["1970-01-03", "soon", None]})
-    with pytest.raises(DataError, match="one of numbers and has other cells: row 1: 'soon'"):
+    with pytest.raises(DataError, match="must hold numbers, but has other cells: row 1: 'soon'"):
         settle_types(mistyped, Encoding(numeric=["day"]))
     found = settle_types(mistyped, Encoding(numeric=["day"], missing="impute"))
     np.testing.assert_array_equal(found["day"], [2.0, np.nan, np.nan])
@@ -224,8 +226,8 @@ def test_columns_of_numbers_and_one_other_text_say_what_to_do(caplog):
 def test_a_feature_that_tells_the_label_is_named(caplog):
     frame = make_frame()
     said = said_of(frame.assign(grade=frame["y"].map(str).map("grade {}".format)), caplog)
-    assert "'grade' tells 'y' in every training row: if it is not known beforehand, columns.drop=['grade']" in said
-    assert "'job' tells" not in said
+    assert "'grade' determines 'y' in all training rows: if it is known only afterwards, columns.drop=['grade']" in said
+    assert "'job' determines" not in said
     in_order = pd.DataFrame({"y": np.repeat([0, 1], 200), "grade": np.repeat([3, 7], 200)})
     assert len(doubts(in_order, ["grade"], ["y"])) == 1
     assert doubts(in_order.assign(y=0), ["grade"], ["y"]) == []
@@ -234,7 +236,7 @@ def test_a_feature_that_tells_the_label_is_named(caplog):
 def test_labels_and_groups_that_differ_in_case_only_are_named(caplog):
     frame = make_frame()
     frame["y"] = np.where(np.arange(ROWS) % 7 == 0, "Yes", np.where(frame["y"] == frame["y"].max(), "yes", "no"))
-    assert "'y' has 'Yes' and 'yes', which count as different: if one is meant, write it one way" in said_of(
+    assert "'y' has 'Yes' and 'yes', which count as different: use one spelling if they are the same" in said_of(
         frame, caplog
     )
 

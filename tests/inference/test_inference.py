@@ -362,9 +362,11 @@ def test_a_column_that_says_nothing_is_named():
         predictor.predict(frame.assign(age=np.nan))
     (told,) = (str(one.message) for one in said)
     assert told.startswith("50 of 50 rows (100%) have no value of the column 'age'")
-    assert "nothing is decided by it" in told
+    assert "imputed in all of them, and has no effect" in told
     few = frame[10:18]
-    with pytest.warns(UserWarning, match=r"^8 of 8 rows \(100%\) have a value of .*'job' .*nothing is decided"):
+    with pytest.warns(
+        UserWarning, match=r"^8 of 8 rows \(100%\) have a value of .*'job' .*features are 0 in every row"
+    ):
         predictor.predict(few.assign(job="c"))
     with pytest.warns(UserWarning, match=r"^4 of 8 rows \(50%\) have a value of the column 'job'"):
         predictor.predict(few.assign(job=["a", "c"] * 4))

@@ -317,7 +317,7 @@ class SplitDataModule(LightningDataModule):
         values = self._groups_by.get(column) or sorted(text_of(self._rows["train"][column]).dropna().unique())
         if not 2 <= len(values) <= MOST_GROUPS:
             raise DataError(
-                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {MOST_GROUPS}, "
+                f"by={column!r}: each value of the column is a group, and there must be 2 to {MOST_GROUPS} values, "
                 f"and the training split has {len(values)}. Name a column of categories."
             )
         if column not in self._groups_by:

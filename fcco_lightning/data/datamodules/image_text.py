@@ -92,8 +92,8 @@ class PairDataModule(CLIPDataModule):
         counts = {name: round(held * len(units)) if held < 1 else int(held) for name, held in shares.items()}
         if 0 in counts.values() or sum(counts.values()) > len(units) - 2:
             raise DataError(
-                f"of {len(units)} images {counts} are to be held out: there must be one or more in each of them, and "
-                "two or more that are left to learn from. Change val and test."
+                f"of {len(units)} images {counts} are to be held out: every split needs at least one image, and "
+                "training at least two. Change val and test."
             )
         order = units[torch.randperm(len(units), generator=torch.Generator().manual_seed(self.split_seed))]
         *held_out, left = torch.split(order, [*counts.values(), len(units) - sum(counts.values())])

@@ -86,9 +86,9 @@ class GroupedImageDataModule(StoredDataModule):
         for name, paths in files.items():
             if shared := paths & train:
                 rank_zero_warn(
-                    f"{len(shared)} of the {len(paths)} files of the {name} split are in the train split, too (one is "
-                    f"{str(min(shared))!r}): what is measured on it flatters the network. With "
-                    "splits.by='fractions' splits.whole names a column whose rows stay together."
+                    f"{len(shared)} of the {len(paths)} files of the {name} split are also in the train split (one is "
+                    f"{str(min(shared))!r}), so figures on it are too good. With splits.by='fractions', splits.whole "
+                    "names a column whose rows stay in one split."
                 )
 
     def _frame(self) -> pd.DataFrame:

@@ -192,11 +192,11 @@ class SampleDataModule(SplitDataModule):
         names = self.roles.group_names
         absent = [name for g, name in enumerate(names) if g not in present]
         if absent and len(absent) < len(names):  # a split with none of the groups has other groups on purpose
-            fate = "Whatever is measured on it leaves them out."
+            fate = "Its figures leave them out."
             if split == "train":
                 fate += (
-                    " Batches of every group, and a loss of each, cannot be had: take fewer positives out (splits), "
-                    "take another splits.seed, or leave out small groups by a larger groups.min_size."
+                    " They are in no batch and have no loss: remove fewer positives (splits), change splits.seed, or "
+                    "leave out small groups by a larger groups.min_size."
                 )
             rank_zero_warn(
                 f"The {split} split has no rows of {len(absent)} of the {len(names)} groups: {listed(absent)}. {fate}"

@@ -96,8 +96,8 @@ class SyntheticTensorDataModule(TensorDataModule):
         self.problem, data_seed = made_of("problem", problem, TensorDistribution), at_least("data_seed", data_seed, 0)
         if others_per_batch is not None and at_least("others_per_batch", others_per_batch, 1) and not problem.others:
             raise ConfigError(
-                f"others_per_batch={others_per_batch} is for a problem with classes or latent values, of which "
-                f"{type(problem).__name__} has none: leave it out."
+                f"others_per_batch={others_per_batch} is for problems with classes or latent values, and "
+                f"{type(problem).__name__} has none. Leave it out."
             )
         if problem.num_classes is not None:
             self.num_classes = problem.num_classes

@@ -90,8 +90,8 @@ class TabularDataModule(SampleDataModule):
             )
         if groups is not None and splits.whole is not None:
             raise ConfigError(
-                f"splits.whole={splits.whole!r} does not go with groups, of which every split is to hold all. Leave "
-                "groups out, or divide the table before."
+                f"splits.whole={splits.whole!r} cannot be combined with groups, since every split must contain all "
+                "groups. Leave groups out, or split the table beforehand."
             )
         pooled = {f"pool[{i}]": source for i, source in enumerate(list_of("pool", pool or []))}
         self.sources = {"train": train, **pooled} | ({} if test is None else {"test": test})
@@ -141,7 +141,7 @@ class TabularDataModule(SampleDataModule):
             if is_number(train[column].dtype) != is_number(frame[column].dtype):
                 raise DataError(
                     f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
-                    "numbers and text do not go together. Repair it, or drop it from both tables."
+                    "numbers and text cannot be combined. Correct it, or drop it from both tables."
                 )
 
     def _table_of(self, argument: str, train: pd.DataFrame | None = None) -> pd.DataFrame:

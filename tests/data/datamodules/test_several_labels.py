@@ -133,7 +133,7 @@ def test_what_does_not_fit_several_labels_is_refused():
         TabularDataModule(
             frame(), columns=Columns(NAMES, "yes"), groups=Groups(by=["half"]), splits=Splits(test_fraction=0.2)
         )
-    with pytest.raises(DataError, match="one number of the column .y. for every row"):
+    with pytest.raises(DataError, match="one number of the column 'y' for every row"):
         data(BalancedSampling(16)).train_dataloader()
 
 
