@@ -33,7 +33,7 @@ COPIED = ("fcco_lightning", "tests", "configs", "examples", "pyproject.toml", "R
 IN_TYPES = "core/ReplaceBinaryOperator_BitOr"  # mutations of unions in annotations, which fail at import
 FEW = 10  # number of tests that are tried first: most mistakes fail most tests that run them
 LIBRARIES = ("torch", "lightning.pytorch", "torchmetrics", "pandas", "sklearn", "scipy.stats", "datasets")
-FULL_DISK = "--deselect tests/state/test_state_row_files.py::test_a_write_that_fails_is_named_and_leaves_no_file"
+FULL_DISK = "--deselect tests/state/test_parts.py::test_a_write_that_fails_is_named_and_leaves_no_file"
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
 
 

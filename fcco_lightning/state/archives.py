@@ -38,10 +38,12 @@ def opened(path: Path) -> dict[str, Any]:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # any error is possible
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
-        no_data = f"it names {match and match[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
+        no_data = (
+            f"it contains {match and match[1]}, which is not data (if you trust it: torch.serialization.safe_globals)"
+        )
         raise invalid_checkpoint(path, no_data if match else type(error).__name__) from error
     if not isinstance(content, dict):
-        raise invalid_checkpoint(path, f"it holds a {type(content).__name__}, not a mapping")
+        raise invalid_checkpoint(path, f"it contains a {type(content).__name__} instead of a mapping")
     _require_tree(path, content)
     _require_plain_arguments(path, content)
     return content
@@ -52,11 +54,11 @@ def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
     for name in _HYPER_PARAMETERS:
         arguments = content.get(name, {})
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-            raise invalid_checkpoint(path, f"its entry `{name}` is no mapping of texts")
+            raise invalid_checkpoint(path, f"its entry `{name}` is not a mapping with texts as keys")
         if "_instantiator" in arguments:
             raise CheckpointError(
-                f"checkpoint {path}: its entry `{name}` names code that is to make the module. Take the entry out, and "
-                "pass the module's parts."
+                f"checkpoint {path}: its entry `{name}` contains code that would create the module. Remove this "
+                "entry, and pass the parts of the module as arguments."
             )
 
 
@@ -68,15 +70,13 @@ def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
         value, depth = todo.pop()
         count += 1
         if depth > _DEEPEST or count > _MOST_VALUES:
-            raise invalid_checkpoint(path, f"it holds more than {_DEEPEST} levels, or {_MOST_VALUES} values")
+            raise invalid_checkpoint(path, f"it has more than {_DEEPEST} levels of nesting or {_MOST_VALUES} values")
         if isinstance(value, Tensor) and not is_lazy(value):
             if value.layout != torch.strided or (value.dim() == 0 if value.is_meta else value.nbytes > size):
-                raise invalid_checkpoint(
-                    path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have"
-                )
+                raise invalid_checkpoint(path, f"it declares a tensor of shape {tuple(value.shape)} without its values")
         elif isinstance(value, Mapping):
             if not getattr(value, "__dict__", {}).keys() <= {"_metadata"}:  # `values` would hide members
-                raise invalid_checkpoint(path, f"it holds a mapping with attributes ({', '.join(vars(value))})")
+                raise invalid_checkpoint(path, f"it contains a mapping with attributes ({', '.join(vars(value))})")
             todo += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
             todo += [(member, depth + 1) for member in value]
@@ -85,8 +85,8 @@ def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
 def invalid_checkpoint(path: str | Path, reason: str) -> CheckpointError:
     """The error for a file that is no checkpoint."""
     return CheckpointError(
-        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {reason}. "
-        "Give one that was."
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or incomplete: {reason}. Use a "
+        "complete checkpoint of `fcco fit`."
     )
 
 
@@ -111,11 +111,11 @@ def _excess(pickled: bytes) -> str | None:
         for count, is_long in _values_again(pickled):
             shared, long = shared + count, long + is_long
             if shared > _SPARE + len(pickled) or long > _MOST_LONG:
-                return "it names the same values again and again, or numbers of more than 64 bits"
+                return "it refers to the same values too often, or has too many numbers of more than 64 bits"
     except (ValueError, LookupError) as error:  # what torch would create before the error is not known either
-        return f"it is no pickle ({error})"
+        return f"it is not a valid pickle ({error})"
     if makes_bytes and not _is_standard_pickle([*_pushed_names(pickled)]):
-        return "it asks for memory that it does not fill (bytearray, _codecs.encode)"
+        return "it allocates memory without content (bytearray, _codecs.encode)"
     return None
 
 
@@ -184,7 +184,7 @@ def _values_again(pickled: bytes) -> Iterator[tuple[int, bool]]:
         if name in _IN_PLACE:
             value = (stack.pop() if pickletools.markobject in before else taken.pop()) or value
             if value.again:
-                raise ValueError("it changes what it has named again")
+                raise ValueError("it changes an object after referring to it again")
         value.count += 1 + sum(member.count for member in taken)
         if isinstance(argument, str):
             value.count += len(argument) // _OF_A_VALUE

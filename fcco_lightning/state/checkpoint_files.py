@@ -19,8 +19,8 @@ from fcco_lightning.state.parts import FOLDER, put_back, rows_folder
 CHECKPOINT_VERSION = 6
 _MISSING = "is missing"
 WEIGHTS_ALONE = (
-    "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
-    "that was saved whole, or start without --ckpt_path."
+    "has no optimizer_states: it was saved with save_weights_only=True and can be evaluated, but not resumed. Resume "
+    "from a complete checkpoint, or start without --ckpt_path."
 )
 
 
@@ -58,9 +58,9 @@ def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: 
     """
     header = content.get("fcco")
     if header is None:
-        raise invalid_checkpoint(path, "it has no state of an algorithm")
+        raise invalid_checkpoint(path, "it has no entry `fcco`, the state of the algorithm")
     if not isinstance(header, Mapping):
-        raise invalid_checkpoint(path, "its entry `fcco` is no mapping")
+        raise invalid_checkpoint(path, "its entry `fcco` is not a mapping")
     if header.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
     if to_continue and "optimizer_states" not in content:
@@ -89,8 +89,8 @@ def in_words(name: str) -> Iterator[None]:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{name} cannot be taken over ({type(error).__name__}: {reason}): it is incomplete, or of another part. "
-            "Use another checkpoint, or start without --ckpt_path."
+            f"{name} cannot be loaded ({type(error).__name__}: {reason}): it is incomplete, or belongs to another "
+            "class or configuration. Use another checkpoint, or start without --ckpt_path."
         ) from error
 
 
@@ -179,9 +179,10 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
         for name, value in backup.items():
             present[name].copy_(value)
         name, num_more = differing[0], len(differing) - 1
+        more = f"; {num_more} more differ" if num_more else ""
         raise CheckpointError(
-            f"{file} holds the weights of another network: {name} {stored_shapes.get(name, _MISSING)} there and "
-            f"{present_shapes.get(name, _MISSING)} here{f', and {num_more} more' if num_more else ''}.{way_out}"
+            f"{file} has the weights of another network: {name} {stored_shapes.get(name, _MISSING)} in the checkpoint "
+            f"and {present_shapes.get(name, _MISSING)} in this network{more}.{way_out}"
         ) from error
 
 

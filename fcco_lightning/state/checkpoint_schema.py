@@ -237,7 +237,7 @@ def _misfits_of_checkpoint(content: Mapping[str, Any], to_continue: bool) -> Ite
     if to_continue and "typed" not in header["optimizer"]:
         yield "its entry `fcco.optimizer.typed` is missing"
     if not _VERSION.fullmatch(content["pytorch-lightning_version"]):
-        yield f"its entry `pytorch-lightning_version` is {_short(content['pytorch-lightning_version'])}, no version"
+        yield f"its entry `pytorch-lightning_version` is {_short(content['pytorch-lightning_version'])}, not a version"
     if not header.get("save_id", "0").isalnum():  # it is the name of a folder beside the checkpoint
         yield f"its entry `fcco.save_id` is {_short(header['save_id'])}, and must be letters and digits"
     yield from _misfits_of_parts(content)
@@ -279,7 +279,7 @@ def _misfits_of_names(name: str, state: Mapping[str, Any]) -> Iterator[str]:
 def _misfit_of_different(entry: str, names: Sequence[str]) -> Iterator[str]:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        yield f"its entry `{entry}` names {_short(twice)} twice"
+        yield f"its entry `{entry}` contains {_short(twice)} twice"
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
@@ -314,7 +314,7 @@ def require(value: Any, form: Form, name: str) -> None:
         CheckpointError: naming the first entry that differs, its value and what is required.
     """
     for misfit in _misfits(value, form, ""):
-        raise CheckpointError(f"{name}: {misfit}. Give a state that was saved whole.")
+        raise CheckpointError(f"{name}: {misfit}. Use a complete state, as it was saved.")
 
 
 def _misfits(value: Any, form: Form, entry: str) -> Iterator[str]:

@@ -36,8 +36,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write `{path}`: {reason}. What was there before is as it was. Free space, or choose another "
-            "folder."
+            f"cannot write `{path}`: {reason}. An earlier file of this name is unchanged. Free disk space, or choose "
+            "another folder."
         ) from error
     finally:
         with suppress(OSError):

@@ -81,7 +81,8 @@ class Watch:
         if is_lost(error):
             self._look()
             reason = PeerError(
-                self._message() or "another process has ended without a word, as one that is killed does."
+                self._message()
+                or "another process has ended without an error message, as a process that is killed does."
             )
             error.args = (f"{reason} ({error})",)
             error.__cause__ = reason
@@ -113,7 +114,7 @@ class Watch:
 
     def _end(self) -> None:
         sys.stderr.write(
-            f"\nfcco: {PeerError.__name__}: {self._message()} (It has waited in vain for {_PATIENCE:g} s.)\n"
+            f"\nfcco: {PeerError.__name__}: {self._message()} (It has made no progress since, for {_PATIENCE:g} s.)\n"
         )
         sys.stderr.flush()
         os._exit(1)

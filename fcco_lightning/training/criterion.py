@@ -158,8 +158,8 @@ class Criterion(nn.Module):
             )
         if self._waits and not self._differentiated:
             warnings.warn(
-                "the criterion was called again before the value of the batch before was differentiated, so that the "
-                "rows of that one stay as they are. Call backward for every value by itself, not for a sum of them.",
+                "the criterion was called again before backward was called for the previous batch, whose rows are "
+                "therefore not updated. Call backward for every value separately, not for a sum of them.",
                 stacklevel=3,
             )
         self._end(write=self._accumulates())
@@ -248,8 +248,8 @@ class Criterion(nn.Module):
         """
         if self._engine is None:
             raise ConfigError(
-                "the rows change with the optimizer's steps, and the criterion knows no optimizer. Return "
-                "self.criterion.follow(optimizer) from configure_optimizers."
+                "the criterion has no optimizer, whose steps update its rows. Return self.criterion.follow(optimizer) "
+                "from configure_optimizers."
             )
         return self._engine
 
@@ -261,9 +261,9 @@ class Criterion(nn.Module):
         self._without_step = 0 if write else self._without_step + self._differentiated
         if self._without_step == _NOT_FOLLOWED:
             warnings.warn(
-                f"{_NOT_FOLLOWED} batches in a row were differentiated, and the optimizer that the criterion follows "
-                "stepped after none of them, so that its rows stay as they are. Where another optimizer steps now, "
-                "call criterion.follow(optimizer).",
+                f"backward was called for {_NOT_FOLLOWED} batches in a row without a step of the optimizer that the "
+                "criterion follows, so that no rows were updated. If another optimizer is used now, call "
+                "criterion.follow(optimizer).",
                 stacklevel=3,
             )
         try:

@@ -61,7 +61,7 @@ class EasedDecay(Callback):
         groups = optimizer.param_groups
         if not all(_DECAY in group for group in groups):
             raise ConfigError(
-                f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
+                f"schedule.decay_spread={self.spread:g} reduces the weight_decay of an optimizer, but "
                 f"{type(optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
             )
         full = [group[_DECAY] for group in groups]

@@ -30,8 +30,8 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
     if nonfinite:
         raise NonFiniteError(
             f"`{nonfinite[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. "
-            "No checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
-            f"--model.clipping.value, and continue from an earlier checkpoint.{narrow_weights(network)}"
+            "They are not saved; earlier checkpoints are unchanged. Lower the learning rate, or clip gradients with "
+            f"--model.clipping.value, and resume from an earlier checkpoint.{narrow_weights(network)}"
         )
 
 

@@ -154,9 +154,9 @@ class FCCOModule(EvaluatingModule):
         self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
         if decisions is not None and not self.objective.scores_classes:
             rank_zero_warn(
-                f"decisions are asked for, and the outputs that {type(self.objective).__name__} trains are no scores "
-                "of classes: they act on rates in constraints only, and nothing is decided of samples. Leave "
-                "`decisions` (--decisions) out, or choose an objective of classes."
+                f"`decisions` is set, but the outputs that {type(self.objective).__name__} trains are not class "
+                "scores: it only affects rates in constraints, and samples are not classified. Leave `decisions` "
+                "(--decisions) out, or choose a classification objective."
             )
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
         self._as_recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)

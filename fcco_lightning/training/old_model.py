@@ -88,9 +88,9 @@ def require_same_reference(stored: Mapping[str, str], present: Mapping[str, str]
             continue
         difference = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
         raise CheckpointError(
-            f"the checkpoint (or the fit before) remembers the old model's losses {difference} is {identity}, this "
-            f"run's {present.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start "
-            "afresh from the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
+            f"the old model's losses in the checkpoint (or the previous fit) were computed {difference} is {identity}, "
+            f"in this run {present.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or "
+            "start afresh from the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
         )
 
 

@@ -93,8 +93,8 @@ def cost_classes(
     y = None if columns is None else columns.get("y")
     if y is None or y.dim() != 1 or y.is_floating_point():
         raise ConfigError(
-            f"decisions are for {decisions.describe()}, which takes the classes of all training samples, and these are "
-            "not known. Use a datamodule, or a loader of IndexedDataset(dataset, columns={'y': labels})."
+            f"decisions for {decisions.describe()} need the classes of all training samples, which are not known. "
+            "Use a datamodule, or a loader of IndexedDataset(dataset, columns={'y': labels})."
         )
     assert columns is not None  # noqa: S101 - y is one of them
     costs = decisions.class_costs(torch.bincount(y, columns.get(SAMPLE_WEIGHT), minlength=2))
@@ -112,12 +112,12 @@ def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mappi
     if not 0 < positives < _RARE * n:
         return None
     return (
-        f"{positives:,} of {n:,} training samples ({positives / n:.1%}) are positive, and nothing says what decisions "
-        "are for: a sample is decided positive where it is more probable than not, which may be true of few or none. "
-        "Type --decisions balanced (both classes count alike), --decisions.costs [1,10] (a positive that is missed "
-        f"costs ten false alarms), --decisions.share {positives / n:.2g} (so many of all can be chosen; as many as are "
-        "positive for a high F1 score) or --decisions.tpr 0.8 (so many of the positives are to be found); in Python "
-        "decisions='balanced' or Decisions(...)."
+        f"{positives:,} of {n:,} training samples ({positives / n:.1%}) are positive, and `decisions` is not set: a "
+        "sample is classified as positive if its probability is above 1/2, which may hold for few or none. Set "
+        "--decisions balanced (both classes have the same weight), --decisions.costs [1,10] (a false negative costs "
+        f"as much as ten false positives), --decisions.share {positives / n:.2g} (this share of all samples is "
+        "classified as positive; the share of positives gives a high F1 score) or --decisions.tpr 0.8 (a true positive "
+        "rate of 0.8); in Python decisions='balanced' or Decisions(...)."
     )
 
 
@@ -132,9 +132,9 @@ def of_changed_classes(decisions: Decisions, changes: Sequence[float]) -> str | 
         return None
     otherwise = "--decisions.threshold 0.5" if len(changes) == 2 else "uniform batches (--data.batches UniformSampling)"
     return (
-        f"batches count the classes {', '.join(f'{change:.2g}' for change in changes)} times as much as the data, and "
-        "nothing says what decisions are for: they are those of such batches, so that a rare class is decided on more "
-        f"often. Probabilities are those of the data, and {otherwise} decides by these."
+        f"batches weight the classes {', '.join(f'{change:.2g}' for change in changes)} times as much as the data, and "
+        "`decisions` is not set: samples are classified as for data with the class frequencies of the batches, so a "
+        f"rare class is predicted more often. To classify by the probabilities in the data, set {otherwise}."
     )
 
 

@@ -98,8 +98,8 @@ class Pretraining:
         given_parts = [name for name, value in parts.items() if value]
         if self.seamless and given_parts:
             raise ConfigError(
-                f"pretrain.seamless goes on with all parts of the run, and pretrain.{given_parts[0]} gives the first "
-                "phase one of its own. Leave one of them out."
+                f"pretrain.seamless uses the same parts in both phases, but pretrain.{given_parts[0]} is set for the "
+                "first phase. Leave one of them out."
             )
 
     @property
@@ -211,8 +211,8 @@ class Phases:
         """Warn if the run ends before the main phase begins."""
         if self.pretraining and self.pretrain is not None and 0 <= (max_epochs or -1) <= self.pretrain.epochs:
             rank_zero_warn(
-                f"pretrain.epochs={self.pretrain.epochs} leaves none of max_epochs={max_epochs} to the objective and "
-                "the constraints: the run ends with pretraining. Raise --trainer.max_epochs."
+                f"pretrain.epochs={self.pretrain.epochs} covers all of max_epochs={max_epochs}: the run ends before "
+                "the objective and the constraints are trained. Increase --trainer.max_epochs."
             )
 
     def announce(self, trainer: Trainer) -> None:
@@ -228,13 +228,13 @@ class Phases:
         if not self.pretraining:
             if length != self.start:  # resumed from a checkpoint of a run of another length
                 rank_zero_info(
-                    f"Pretraining is over: the checkpoint has had {self.start} epochs of {first}, and goes on with "
-                    f"{proper}. A run of this length from the beginning would have {length}."
+                    f"Pretraining is over: the checkpoint was pretrained for {self.start} epochs on {first}, and "
+                    f"training continues with {proper}. A new run of this length would have {length} such epochs."
                 )
         elif length == 0:
             rank_zero_info(
-                f"{proper} would be preceded by {first}, for a share of the epochs that is none here: the run is "
-                "trained on it from the first update on. Give it more epochs (--trainer.max_epochs) for that."
+                f"Pretraining on {first} is skipped: its share of the epochs rounds to 0, so {proper} is trained from "
+                "the first update on. Increase --trainer.max_epochs to pretrain."
             )
         else:
             rank_zero_info(

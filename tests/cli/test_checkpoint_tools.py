@@ -325,7 +325,7 @@ def again(first, copied, copies):
 
 
 HEX = b"c_codecs\nencode\n" + called("_codecs encode", "a", "latin1") + b"U\x03hex\x86R"
-ASKING, AGAIN = "asks for memory that it does not fill", "names the same values again and again"
+ASKING, AGAIN = "allocates memory without content", "refers to the same values too often"
 LONG = b"X\xa0\x86\x01\x00" + b"a" * 100_000
 PAIRS = b"".join(b"h%c\x86q%c" % (n, n + 1) for n in range(40))  # of the one before twice
 LATIN = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
@@ -336,13 +336,19 @@ DAMAGE = {
     "memory of a number": (lambda path: packed(path, mapping(called("__builtin__ bytearray", 10**9))), ASKING),
     "memory that doubles": (lambda path: packed(path, mapping(HEX)), ASKING),
     "memory, in capitals": (shouted, ASKING),
-    "memory before garbage": (lambda path: packed(path, called("__builtin__ bytearray", 10**9) + b"\xff"), "no pickle"),
+    "memory before garbage": (
+        lambda path: packed(path, called("__builtin__ bytearray", 10**9) + b"\xff"),
+        "valid pickle",
+    ),
     "two directories": (with_another_directory, "no archive alone"),
     "a text in many bytes": (lambda path: packed(path, again(LONG, LATIN, 2000)), AGAIN),
     "a list of lists": (lambda path: packed(path, again(b"](" + b"K\x01" * 5000 + b"e", b"h\x00", 5000)), AGAIN),
     "a pair of pairs is a key": (lambda path: packed(path, mapping(b"}" + b")q\x00" + PAIRS + b"Ns")), AGAIN),
     "keys that are alike": (lambda path: packed(path, mapping(b"}(" + KEYS + b"u")), "of more than 64 bits"),
-    "a list that grows later": (lambda path: packed(path, mapping(b"]q\x00(h\x00h\x00eh\x00Na")), "named again"),
+    "a list that grows later": (
+        lambda path: packed(path, mapping(b"]q\x00(h\x00h\x00eh\x00Na")),
+        "referring to it again",
+    ),
     "members that hide": (lambda path: packed(path, HIDING), "a mapping with attributes (values)"),
     "absent": (Path.unlink, "no such file"),
     "empty": (lambda path: path.write_bytes(b""), "truncated or no checkpoint"),
@@ -358,7 +364,7 @@ DAMAGE = {
     "no archive of torch": (zipped, "not written by `fcco fit`"),
     "another archive": (lambda path: torch.save({"w": torch.zeros(2)}, path), "not written by `fcco fit`"),
     "another object": (lambda path: torch.save([1], path), "not written by `fcco fit`"),
-    "code": (lambda path: torch.save({"fcco": print}, path), "it names print, which is no data"),
+    "code": (lambda path: torch.save({"fcco": print}, path), "it contains print, which is not data"),
 }
 
 

@@ -293,7 +293,12 @@ def test_a_least_rate_selects_that_share_of_the_positives(weighted):
     ("objective", "decisions", "positives", "expected"),
     [
         (CrossEntropy(), None, 10, "10 of 100 training samples (10.0%) are positive"),
-        (AUC(), None, 10, "--decisions.share 0.1 (so many of all can be chosen; as many as are positive for a high F1"),
+        (
+            AUC(),
+            None,
+            10,
+            "--decisions.share 0.1 (this share of all samples is classified as positive; the share of positives gives",
+        ),
         (AUC(), None, 20, None),
         (CrossEntropy(), "balanced", 10, None),
         (SquaredError(), None, 10, None),

@@ -249,7 +249,7 @@ def test_a_loaded_network_is_called_with_tensors(trained):
     again = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 1))
     again.load_state_dict({k.removeprefix("layers."): v for k, v in model.network.state_dict().items()})
     assert torch.equal(model(x), again(x).squeeze(1))
-    for other, difference in ((nn.Linear(4, 1), "and 5 more"), (nn.Sequential(), "is missing here")):
+    for other, difference in ((nn.Linear(4, 1), "5 more differ"), (nn.Sequential(), "is missing in this network")):
         kept = [p.clone() for p in other.parameters()]
         with pytest.raises(CheckpointError, match=f"weights of another network: .*{difference}"):
             load(trained, other)
@@ -304,7 +304,7 @@ def test_an_export_that_fails_leaves_what_was_there(trained, tmp_path, monkeypat
 
     (tmp_path / name).write_bytes(b"before")
     monkeypatch.setattr(*writer, full)
-    said = f"cannot write `.*{name}`: No space left on device. What was there before is as it was"
+    said = f"cannot write `.*{name}`: No space left on device. An earlier file of this name is unchanged"
     with pytest.raises(CheckpointError, match=said):
         export(trained, tmp_path / name)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]

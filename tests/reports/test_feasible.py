@@ -174,7 +174,7 @@ def test_a_continued_run_without_the_choice_ends_with_its_own_weights(tmp_path):
     assert choice.chosen == {}
     assert torch.equal(module.network.weight, seen[-1])
     assert "selected" not in report.report
-    with pytest.raises(CheckpointError, match="can be evaluated, but not continued"):
+    with pytest.raises(CheckpointError, match="can be evaluated, but not resumed"):
         fit(tmp_path, script, epochs=3, ckpt=str(next(tmp_path.rglob("feasible.ckpt"))))
 
 

@@ -131,7 +131,7 @@ def test_a_step_of_an_optimizer_that_is_not_followed_is_said_and_followed_on_req
     before, other = rows(criterion), torch.optim.Adam(network.parameters())
     for _ in range(_NOT_FOLLOWED):
         step(criterion, network, other, batches[1])
-    with pytest.warns(UserWarning, match=r"stepped after none of them.*call criterion\.follow\(optimizer\)"):
+    with pytest.warns(UserWarning, match=r"without a step of the optimizer.*call criterion\.follow\(optimizer\)"):
         step(criterion, network, other, batches[1])
     torch.testing.assert_close(rows(criterion), before, rtol=0, atol=0, equal_nan=True)
     criterion.follow(other)
@@ -147,7 +147,7 @@ def test_rows_change_with_a_step_that_is_taken_only():
     before = rows(criterion)
     criterion(network(second["x"]), second)  # never differentiated
     scaler = torch.amp.GradScaler("cpu")  # which drops the step, since the gradient overflows
-    with pytest.warns(UserWarning, match="called again before the value of the batch before was differentiated"):
+    with pytest.warns(UserWarning, match="called again before backward was called for the previous batch"):
         value = criterion(network(second["x"]), second)
     scaler.scale(value).backward()
     network[0].weight.grad.fill_(torch.inf)

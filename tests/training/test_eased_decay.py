@@ -273,7 +273,7 @@ def test_what_it_cannot_do_is_refused(make_module, make_trainer):
     with pytest.raises(ConfigError, match=r"schedule\.decay_spread must be .* -1"):
         Schedule(decay_spread=-1)
     module = module_of(make_module, optimizer=lambda params: torch.optim.Rprop(params, lr=0.1))
-    with pytest.raises(ConfigError, match=r"schedule\.decay_spread=4 eases the weight_decay .* Rprop has none"):
+    with pytest.raises(ConfigError, match=r"schedule\.decay_spread=4 reduces the weight_decay .* Rprop has none"):
         make_trainer().fit(module, data())
     assert not module.network._forward_hooks
 

@@ -157,7 +157,7 @@ def test_names_that_tell_apart_are_different(saved, entry):
         column["categories"] = twice
     torch.save(content, path)
     for way in (ways["inspect"], ways["network"], ways["test"]):
-        with pytest.raises(CheckpointError, match=rf"checkpoint {path}: .*{entry}` names '(f|other)' twice"):
+        with pytest.raises(CheckpointError, match=rf"checkpoint {path}: .*{entry}` contains '(f|other)' twice"):
             way(path)
 
 
@@ -175,7 +175,7 @@ def test_entries_may_be_taken_out_or_added(saved):
     whole = torch.load(path, weights_only=True)
     torch.save({k: v for k, v in whole.items() if k != "optimizer_states"} | {"mine": 1}, path)
     ways["test"](path)
-    assert "but not continued" in str(attempt(ways["command line"], path))
+    assert "but not resumed" in str(attempt(ways["command line"], path))
 
 
 @pytest.mark.parametrize("version", [3, CHECKPOINT_VERSION + 1])
@@ -253,7 +253,7 @@ def test_many_forgeries(saved):
         (("fcco", "states"), "list of None", "its entry `fcco.states.0` is None, and must be a text"),
         (("optimizer_states", 0, "param_groups", 0, "params"), "deleted", "param_groups.0.params` is missing"),
         (("TabularDataModule", "encoder", "columns", 0, "name"), "int", "columns.0.name` is 7, and must be a text"),
-        (("pytorch-lightning_version",), "text", "its entry `pytorch-lightning_version` is 'x', no version"),
+        (("pytorch-lightning_version",), "text", "its entry `pytorch-lightning_version` is 'x', not a version"),
     ],
 )
 @every_way
@@ -296,5 +296,5 @@ def test_what_an_optimizer_misses_is_told_when_it_steps(saved, kind):
     path, ways = saved
     content = torch.load(path, weights_only=True)
     torch.save(forged(content, ("optimizer_states", 0, "state", 0, "exp_avg"), VALUES[kind]), path)
-    with pytest.raises(CheckpointError, match=r"optimizer.* cannot be taken over"):
+    with pytest.raises(CheckpointError, match=r"optimizer.* cannot be loaded"):
         ways["fit"](path)

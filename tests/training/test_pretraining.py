@@ -272,7 +272,7 @@ def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module,
         (lambda: Pretraining(True), "epochs must be a whole number >= 1, .*, got True"),
         (
             lambda: Pretraining(0.5, seamless=True, new_head=True),
-            r"pretrain\.seamless goes on with all parts of the run, and pretrain\.new_head",
+            r"pretrain\.seamless uses the same parts in both phases, but pretrain\.new_head",
         ),
         (
             lambda: FCCOModule(
@@ -342,7 +342,7 @@ def test_a_run_that_ends_with_pretraining_says_so(max_epochs, warned, make_modul
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(max_epochs=max_epochs).fit(module, make_data(train=make_frame(160, 0)))
-    said = [w for w in caught if "leaves none of max_epochs=2 to the objective" in str(w.message)]
+    said = [w for w in caught if "covers all of max_epochs=2" in str(w.message)]
     assert bool(said) == warned
 
 
@@ -488,9 +488,15 @@ def test_a_run_that_is_made_longer_behind_its_start_says_so(make_module, make_tr
     for epochs in (3, 5):
         said.clear()
         make_trainer(max_epochs=epochs).fit(make_module(**parts), make_data(), ckpt_path=path)
-        told.append([line for line in said if line.startswith("Pretraining is over: the checkpoint has had 2 epochs")])
+        told.append(
+            [
+                line
+                for line in said
+                if line.startswith("Pretraining is over: the checkpoint was pretrained for 2 epochs")
+            ]
+        )
     assert [len(lines) for lines in told] == [0, 1]
-    assert told[1][0].endswith("A run of this length from the beginning would have 3.")
+    assert told[1][0].endswith("A new run of this length would have 3 such epochs.")
 
 
 def test_the_start_of_average_precision_is_cross_entropy(make_module, make_trainer):
@@ -556,7 +562,7 @@ def test_the_first_lines_say_what_stands_beside_the_objective(cross_entropy, mak
 def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(cross_entropy=0), "constraints": [], "algorithm": SOX(0.5)}
     found = fitted(make_module, make_trainer, parts, epochs=1)
-    assert any("AveragePrecision would be preceded by CrossEntropy" in line for line in said)
+    assert any("Pretraining on CrossEntropy is skipped" in line for line in said)
     jobs.require_same(found, fitted(make_module, make_trainer, parts | {"pretrain": None}, epochs=1))
 
 
@@ -637,7 +643,7 @@ def test_ndcg_has_no_start_under_constraints_and_a_refusal_of_its_start_says_how
 
 
 def test_decisions_of_what_is_no_score_of_a_class_are_warned_of():
-    with pytest.warns(UserWarning, match="outputs that ListNet trains are no scores of classes"):
+    with pytest.warns(UserWarning, match="outputs that ListNet trains are not class scores"):
         FCCOModule(TabularMLP([4]), ListNet(), decisions=Decisions(share=0.1))
 
 

@@ -57,5 +57,5 @@ def test_a_run_that_is_continued_keeps_its_weights(first):
 
 
 def test_another_network_is_refused(first):
-    with pytest.raises(CheckpointError, match=r"warm_start.ckpt='first.ckpt' holds the weights of another network"):
+    with pytest.raises(CheckpointError, match=r"warm_start.ckpt='first.ckpt' has the weights of another network"):
         fit(0, width=1, ckpt="first.ckpt")

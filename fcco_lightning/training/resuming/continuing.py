@@ -81,8 +81,8 @@ class Continuation(Callback):
             ):
                 trainer.should_stop = True
                 rank_zero_info(
-                    f"{type(callback).__name__} has ended this run in epoch {callback.stopped_epoch}: nothing is left "
-                    "to train. Leave the callback out to train on."
+                    f"{type(callback).__name__} stopped this run in epoch {callback.stopped_epoch}: there is nothing "
+                    "left to train. Remove the callback to continue training."
                 )
 
     def restore(self, engine: Engine, stepping: Stepping) -> None:
@@ -165,7 +165,7 @@ def apply_changes(optimizer: Optimizer, present: Hyperparameters, stored: Hyperp
     """
     for group, new, old in zip(optimizer.param_groups, present, stored, strict=False):
         if missing := sorted(new.keys() - group.keys()):
-            raise CheckpointError(f"the checkpoint's optimizer has no {missing[0]!r}. Use one that was saved whole.")
+            raise CheckpointError(f"the checkpoint's optimizer has no {missing[0]!r}. Use a complete checkpoint.")
         changed = {k: v for k, v in new.items() if k in old and old[k] != v}
         if "lr" in changed:
             group["lr"] = group["lr"] * (changed["lr"] / old["lr"]) if old["lr"] else changed["lr"]
