@@ -114,8 +114,8 @@ class GroupBy:
         absent = sorted(self._parts().keys() - values)
         if absent:
             raise DataError(
-                f"values of groups.by={self.column!r} mentions {absent}, which {where} does not hold. "
-                f"Its values are {listed(values)}."
+                f"values of groups.by={self.column!r} names {absent}, which do not occur in {where}; its values are "
+                f"{listed(values)}. Correct the names, or leave them out."
             )
 
     def _parts(self) -> dict[str, str]:

@@ -143,9 +143,9 @@ def require_own_index(dataset: Any) -> None:
         position, kind = int(misplaced[0]), type(dataset).__name__
         inside = "dataset, rows" if isinstance(dataset, Subset) else "[first, second]"
         raise DataError(
-            f"sample {position} of the training data, a {kind} of {len(numbers)} samples, carries the index "
-            f"{int(numbers[position])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} "
-            "indices are different, and rows would not belong to samples. Number the whole training split, "
+            f"sample {position} of the training data, a {kind} of {len(numbers)} samples, has the index "
+            f"{int(numbers[position])} of an IndexedDataset inside it ({len(set(numbers.tolist()))} indices are "
+            "different), so its row would be that of another sample. Number the whole training split, "
             f"IndexedDataset({kind}({inside}))."
         )
 

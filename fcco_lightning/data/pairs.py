@@ -336,8 +336,8 @@ def _resolved_column(
         if name in lower:
             return lower[name]
     raise DataError(
-        f"{where}: none of the columns {listed(columns)} is called as one for the {argument.removesuffix('_column')} "
-        f"usually is ({', '.join(usual_names)}). Set {argument}."
+        f"{where}: none of the columns {listed(columns)} has a usual name of the {argument.removesuffix('_column')} "
+        f"column ({', '.join(usual_names)}). Set {argument}."
     )
 
 

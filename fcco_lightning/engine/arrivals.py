@@ -222,7 +222,7 @@ class Arrivals:
         if all("penalty" in estimate and bool(estimate["penalty"].isnan()) for estimate in estimates):
             warnings.warn(
                 f"none of the first {number} batches contains what {self._problem.constraints[0].names[0]!r} and the "
-                "other constraints compare: they do not act. Look at their groups or subsets, or draw larger batches.",
+                "other constraints compare: these have no effect. Check groups or subsets, or draw larger batches.",
                 stacklevel=5,
             )
         self._warn_of_range(batches)
@@ -260,7 +260,7 @@ class Arrivals:
             warnings.warn(
                 f"the {len(index)} samples of the first {len(batches)} batches have the indices 0..{last}, and "
                 f"num_samples={n} declares 0..{n - 1}: the objective is a mean over {n} samples, of which "
-                f"{n - 1 - last} seem not to come. Declare the size of the training split; {_ONE_INDEX}",
+                f"the last {n - 1 - last} do not seem to occur. Declare the size of the training split; {_ONE_INDEX}",
                 stacklevel=6,
             )
 
@@ -322,8 +322,8 @@ def _require_own_index(columns: Columns, index: Tensor) -> None:
         if len(wrong):
             position = int(wrong[0])
             raise DataError(
-                f"two samples of a batch carry the index {int(index[order][position])}, and have the {name} "
-                f"{int(labels[position])} and {int(labels[position + 1])}: they would share a row. The index is the "
+                f"two samples of a batch have the same index {int(index[order][position])}, but the {name} "
+                f"{int(labels[position])} and {int(labels[position + 1])}, and would share a row. The index is the "
                 f"position of a sample in the whole training split; {_ONE_INDEX}"
             )
 
@@ -336,8 +336,8 @@ def _require_labels(columns: Columns, index: Tensor, declared: Columns) -> None:
         if len(wrong):
             position = int(wrong[0])
             raise DataError(
-                f"{len(wrong)} of {len(index)} samples of a batch have another {name} than was declared: that with "
-                f"index {int(index[position])} has {int(actual[position])}, declared is {int(expected[position])}. "
+                f"{len(wrong)} of {len(index)} samples of a batch have another {name} than declared: the sample with "
+                f"index {int(index[position])} has {int(actual[position])}, not {int(expected[position])}. "
                 "Let the columns of `sampling` be those of the training split that the loader draws from, in the same "
                 "order."
             )

@@ -231,8 +231,8 @@ def _strata(drawn: Drawn, samples: Tensor) -> Tensor:
 
 def _empty(name: str, position: int) -> str:
     return (
-        f"no training sample belongs to subset {position} of {name!r}, so nothing can be learnt of it. Correct its "
-        "description (`where`), or the split."
+        f"no training sample belongs to subset {position} of {name!r}, so its value cannot be estimated. Correct "
+        "`where`, or use a training split that has such samples."
     )
 
 
@@ -358,16 +358,16 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
     never = (probability < _NEVER).nonzero().flatten().tolist()
     if never:
         warnings.warn(
-            f"no batch contains all that is needed of {names[never[0]]!r}{_and_more(never, 1)}, so that nothing "
-            "is learnt of it. Draw larger batches, or others (`batches`).",
+            f"no batch contains samples of all subsets of {names[never[0]]!r}{_and_more(never, 1)}, so that their rows "
+            "are never updated. Draw larger batches, or others (`batches`).",
             stacklevel=2,
         )
     rare = ((probability >= _NEVER) & (probability < RARE) & uneven).nonzero().flatten().tolist()
     if rare:
         shown = ", ".join(f"{names[i]!r} ({float(probability[i]):.2%} do)" for i in rare[:5])
         warnings.warn(
-            f"few batches contain samples of {shown}{_and_more(rare, 5)}: to make up for it, their gradient weighs up "
-            f"to {1 / float(probability[rare].min()):,.0f} times as much where it comes, which is noisy. Draw these "
+            f"few batches contain samples of {shown}{_and_more(rare, 5)}: there, their gradient is multiplied by the "
+            f"inverse probability, up to {1 / float(probability[rare].min()):,.0f} times, and is noisy. Draw these "
             "samples more often, with `batches: GroupSampling` (or BalancedSampling if they are of one class), or use "
             "larger batches.",
             stacklevel=2,

@@ -137,7 +137,7 @@ def test_what_is_no_maximum_over_weights():
         PGSVRG().pose(CrossEntropy(), num_samples=N)
 
 
-@pytest.mark.filterwarnings("ignore:no batch contains all that is needed")
+@pytest.mark.filterwarnings("ignore:no batch contains samples of all subsets")
 @pytest.mark.parametrize(
     "algorithm", [PGSVRG(J=2), PGSMD(stages=StronglyConcaveStages())], ids=lambda a: type(a).__name__
 )

@@ -169,9 +169,7 @@ def test_samples_that_end_before_the_declared_number_are_warned_of():
     ids=["joined", "part", "random split", "joined parts"],
 )
 def test_data_sets_made_of_indexed_ones_are_refused_before_training(made):
-    with pytest.raises(
-        DataError, match=r"carries the index \d+, by which an IndexedDataset inside .* Number the whole"
-    ):
+    with pytest.raises(DataError, match=r"has the index \d+ of an IndexedDataset inside it .* Number the whole"):
         trained(DataLoader(made(), BATCH, shuffle=True), AUC(), SGD())
 
 
@@ -206,7 +204,7 @@ class Joined(Dataset):
 def test_two_samples_with_one_index_are_refused_when_they_meet():
     joined = Joined(indexed(X[:100], Y[:100]), indexed(X[100:], Y[100:]))
     torch.manual_seed(0)
-    with pytest.raises(DataError, match=r"two samples of a batch carry the index \d+, and have the y 0 and 1"):
+    with pytest.raises(DataError, match=r"two samples of a batch have the same index \d+, but the y 0 and 1"):
         trained(DataLoader(joined, 64, shuffle=True), SoftRank(), SOX())
 
 
@@ -228,7 +226,9 @@ def test_labels_that_are_not_those_declared_are_refused():
     order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
     sampling = {"target": Drawn({"y": Y[order], "index": torch.arange(N)}, UniformBatches(N, BATCH))}
     made = engine_for(AUC(), SGD(), sampling)
-    with pytest.raises(DataError, match=r"of 16 samples of a batch have another y than was declared: that with index"):
+    with pytest.raises(
+        DataError, match=r"of 16 samples of a batch have another y than declared: the sample with index"
+    ):
         train(made, [batch_of(i) for i in shuffled()])
 
 

@@ -107,7 +107,7 @@ def test_of_a_group_of_which_nothing_counts_one_is_told():
     plan = UniformBatches(N, 4).of_weighted_samples(torch.tensor([0.0, 0, 1, 1, 1, 1, 1, 1, 1]))
     drawn = Drawn({"group": torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2])}, plan)
     limit = MeanAtMost(SoftRate(), 0.5, {"group": 0}, name="nobody")
-    with pytest.warns(UserWarning, match="no batch contains all that is needed of 'nobody'"):
+    with pytest.warns(UserWarning, match="no batch contains samples of all subsets of 'nobody'"):
         SOX().pose(CrossEntropy(), [limit], HingePenalty(), num_samples=N, sampling={"target": drawn})
 
 

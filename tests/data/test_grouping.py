@@ -110,7 +110,7 @@ def test_rejects_tables():
     with pytest.raises(DataError, match=r"does not mention \['poet', 'smith'\], found in \d+ rows of the table"):
         fitted(frame, [GroupBy("job", values={"cook": "cook"})])
     with pytest.raises(
-        DataError, match=r"mentions \['cok'\], which the table does not hold.*\['cook', 'poet', 'smith'\]"
+        DataError, match=r"names \['cok'\], which do not occur in the table.*\['cook', 'poet', 'smith'\]"
     ):
         fitted(frame, [GroupBy("job", values={"cok": "cook"}, other="x")])
     with pytest.raises(DataError, match="not fitted"):

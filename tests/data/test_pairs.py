@@ -243,7 +243,7 @@ def test_captions_must_be_there(tmp_path):
 
 def test_columns_that_cannot_be_found():
     with pytest.raises(
-        DataError, match=r"none of the columns \['number', 'picture'\].*caption usually.*Set caption_co"
+        DataError, match=r"none of the columns \['number', 'picture'\].*usual name of the caption.*Set caption_co"
     ):
         read_pairs(dataset(number=list(range(ROWS))))
     plain = datasets.Dataset.from_dict({"a": ["x.png"], "caption": ["text"]})

@@ -408,7 +408,7 @@ def test_an_odd_number_of_copies_has_no_halves():
 def test_rows_of_which_no_batch_can_speak_are_not_called_rare():
     probability = torch.tensor([1.0, 0.0, 0.9, 0.0, 0.01], dtype=torch.float64)
     with (
-        pytest.warns(UserWarning, match="no batch contains all that is needed of 'b' and 1 more, "),
+        pytest.warns(UserWarning, match="no batch contains samples of all subsets of 'b' and 1 more, "),
         pytest.warns(UserWarning, match=r"few batches contain samples of 'e' .1.00% do.: .* up to 100 times"),
     ):
         warn_of_rare_rows(probability, list("abcde"))
