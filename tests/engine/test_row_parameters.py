@@ -151,9 +151,9 @@ def test_a_sample_whose_own_weight_is_zero_moves_nothing(min_tpr, algorithm, wit
     ("changed", "error", "message"),
     [
         (lambda c: c | {"index": c["index"] + 1}, StateIndexError, f"got index {SAMPLES} at batch position"),
-        (lambda c: c | {"index": c["index"].float()}, DataError, "column `index` .* type torch.float32.*whole numbers"),
+        (lambda c: c | {"index": c["index"].float()}, DataError, "column `index` .* type torch.float32.*an integer"),
         (lambda c: {name: column[:0] for name, column in c.items()}, DataError, r"column `index`.* shape \(0,\)"),
-        (lambda c: c | {"weight": c["weight"] - 1}, DataError, "column `weight` of the part 'target' holds -1"),
+        (lambda c: c | {"weight": c["weight"] - 1}, DataError, "column `weight` of the part 'target' contains -1"),
     ],
     ids=["out of range", "no whole numbers", "no samples", "negative weight"],
 )
