@@ -305,7 +305,8 @@ class DecisionRule:
         counted = y if weight is None else y[weight > 0]
         both = bool((counted == 1).any() & (counted == 0).any())
         self.known = True
-        if classifies and self.decisions.mistakes:
+        weighted = classifies or (self.proper and not self.decisions.asked)  # costs are in the scores
+        if weighted and self.decisions.mistakes:
             self.division = 0.0
         elif self.decisions.share is not None or both:
             self.division = self.decisions.division(scores, y, weight)

@@ -225,6 +225,7 @@ class FCCOModule(EvaluatingModule):
         install(self.trainer)
         self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # start may be from an earlier fit
         self.objective.recommended = self._as_recommended
+        self.rule.proper = self.objective.proper
         datamodule = datamodule_of(self.trainer)
         for constraint in self.constraints:
             constraint.decide_by(self.rule.decisions)

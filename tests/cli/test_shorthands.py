@@ -69,8 +69,8 @@ def test_other_options_stay_as_they_are():
     [
         (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
         (["yes", "no"] * 500, [], {"--trainer.max_epochs": "125", "--model.optimizer.weight_decay": "10"}),
-        (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "63", "--data.batches.batch_size": "512"}),
-        (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.31", "--model.schedule.interval": "step"}),
+        (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "56", "--data.batches.batch_size": "512"}),
+        (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.08", "--model.schedule.interval": "step"}),
         (
             ["yes", "no"] * 3000,
             ["--model.optimizer", "SGD"],
@@ -90,11 +90,11 @@ def test_other_options_stay_as_they_are():
             ["--lr", "0.1"],
             {
                 "--model.optimizer": "AdamW",
-                "--model.optimizer.weight_decay": "0.0231",
+                "--model.optimizer.weight_decay": "0.0208",
                 "--model.schedule.interval": "step",
             },
         ),
-        (["yes", "no"] * 3000, ["--lr", "few"], {"--model.optimizer.weight_decay": "2.31"}),  # which the parser refuses
+        (["yes", "no"] * 3000, ["--lr", "few"], {"--model.optimizer.weight_decay": "2.08"}),  # which the parser refuses
         (
             ["yes", "no"] * 3000,
             ["--batch_size", "64"],
@@ -138,8 +138,19 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 75, [], {"--data.batches": "UniformSampling", "--data.batches.batch_size": "30"}),
         (["yes", "no"] * 128, ["--model.objective", "PNormPush"], {"--data.batches": None}),
         (["yes", "no"] * 75, ["--model.objective", "PNormPush"], {"--data.batches.batch_size": "37"}),
-        (["yes", "no"] * 128, [], {"--data.batches.batch_size": "46", "--data.splits.val_fraction": "0.1"}),
-        (["yes"] * 99 + ["no"] * 200, [], {"--data.splits.val_fraction": None}),  # too few to hold some out
+        (["yes", "no"] * 128, [], {"--data.batches.batch_size": "51", "--data.splits.val_fraction": None}),
+        (
+            ["yes", "no"] * 128,
+            ["--model.objective", "KLPartialAUC"],
+            {"--data.batches.batch_size": "46", "--data.splits.val_fraction": "0.1"},
+        ),
+        (["yes", "no"] * 128, ["--model.objective.cross_entropy", "0"], {"--data.splits.val_fraction": "0.1"}),
+        (["yes", "no"] * 128, ["--model.pretrain", "null"], {"--data.splits.val_fraction": "0.1"}),
+        (  # too few to hold some out
+            ["yes"] * 99 + ["no"] * 200,
+            ["--model.objective", "AUCMargin"],
+            {"--data.splits.val_fraction": None},
+        ),
         (["yes", "no"] * 128, ["--data.splits.val_fraction", "0.2"], {"--data.splits.val_fraction": "0.2"}),
         (["yes", "no"] * 128, ["--model.objective", "AUCMargin"], {"--data.splits.val_fraction": "0.1"}),
         (["yes", "no"] * 128, ["--model.objective", "CrossEntropy"], {"--data.splits.val_fraction": None}),
@@ -147,12 +158,12 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 128, ["--data.columns.sensitive", "sex"], {"--data.splits.val_fraction": None}),
         (
             ["yes", "no"] * 200,  # of one of the groups 67 each
-            ["--data.columns.sensitive", "sex", "--model.objective", "AUC"],
+            ["--data.columns.sensitive", "sex", "--model.objective", "AUC", "--model.objective.cross_entropy", "0"],
             {"--data.splits.val_fraction": None},
         ),
         (
             ["yes", "no"] * 400,
-            ["--data.columns.sensitive", "sex", "--model.objective", "AUC"],
+            ["--data.columns.sensitive", "sex", "--model.objective", "AUC", "--model.objective.cross_entropy", "0"],
             {"--data.splits.val_fraction": "0.1"},
         ),
         (["yes", "no"] * 4, ["--data.batches", "BalancedSampling"], {"--data.batches.batch_size": None}),

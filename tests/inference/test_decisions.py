@@ -15,7 +15,8 @@ from fcco_lightning.errors import FCCOError
 from fcco_lightning.inference import load
 
 FIT = "fit --data.train train.csv --data.columns.label ill --data.columns.positive yes --trainer.max_epochs 3"
-RANKED = ["--model.objective", "AUC", "--data.splits.val_fraction", "0"]
+PAIRS = ["--model.objective", "AUC", "--model.objective.cross_entropy", "0"]
+RANKED = [*PAIRS, "--data.splits.val_fraction", "0"]
 QUIET = "--trainer.accelerator cpu --trainer.enable_progress_bar false --report.enabled false"
 
 
@@ -84,7 +85,7 @@ def test_scores_that_nothing_divides_are_said(fitted):
 
 def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     """Of rows that it has never seen, against scikit-learn's measure of calibration."""
-    checkpoint, _, _ = fitted("--model.objective", "AUC", "--model.network.offset", "0")  # far from the log-odds
+    checkpoint, _, _ = fitted(*PAIRS, "--model.network.offset", "0")  # far from the log-odds
     assert "--data.splits.val_fraction 0.1" in capsys.readouterr().err
     map_of_few = torch.load(checkpoint, weights_only=True)["fcco"]["decisions"]["calibration"]
     assert set(map_of_few) == {"slope", "intercept"}  # of 10 positives
@@ -99,6 +100,17 @@ def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     assert (asked["decision"].eq("yes") == (asked["probability"] > 0.3)).all()
 
 
+def test_auc_beside_cross_entropy_has_probabilities_of_all_rows(fitted, capsys):
+    """Its scores are log-odds, so that none of the rows is held out, and more probable than not is above 0."""
+    checkpoint, predicted, _ = fitted()
+    assert "--model.objective AUC" in (said := capsys.readouterr().err)
+    assert "val_fraction" not in said
+    decisions = torch.load(checkpoint, weights_only=True)["fcco"]["decisions"]
+    assert (decisions["division"], decisions["calibration"]) == (0, None)
+    assert predicted["probability"].mean() == pytest.approx(0.1, abs=0.02)
+    assert (predicted["decision"].eq("yes") == (predicted["probability"] > 0.5)).all()
+
+
 @pytest.mark.slow
 def test_a_ranking_without_rows_held_out_has_scores(fitted):
     with pytest.warns(UserWarning, match=r"no probability is written: .* Hold some out"):
@@ -109,7 +121,7 @@ def test_a_ranking_without_rows_held_out_has_scores(fitted):
 
 
 def test_a_damaged_calibration_is_told(fitted, tmp_path):
-    checkpoint, _, _ = fitted("--model.objective", "AUC")
+    checkpoint, _, _ = fitted(*PAIRS)
     for damaged, said in (
         ({"slope": "1", "intercept": 0.0}, "calibration"),
         ({"scores": [0.0, 1.0], "probabilities": [0.5]}, "as many probabilities as scores"),

@@ -71,6 +71,7 @@ def test_a_run_reports_its_tasks(make_module, make_trainer, small_data, tmp_path
         "report.html",
         "continual.png",
         "constraints.png",
+        "calibration.png",
     }
     assert all(path.read_bytes().startswith(PNG) for path in folder.glob("*.png"))
     written = json.loads((folder / "report.json").read_text())["test"]
@@ -97,6 +98,7 @@ class Shares(Evaluation):
 def test_an_evaluation_of_ones_own(make_module, make_trainer, small_data, tmp_path, capsys):
     report = Report(folder=str(tmp_path / "run"))
     make_trainer(callbacks=[report], max_epochs=1).fit(make_module(evaluation=Shares(), constraints=[]), small_data)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"report.json", "report.html"}
-    assert report.report["test"].keys() == {"positives", "confusion_matrix", "rates_by_group"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"report.json", "report.html", "calibration.png"}
+    decided = {"confusion_matrix", "rates_by_group", "brier_loss", "calibration", "calibration_error"}
+    assert report.report["test"].keys() == {"positives", *decided}
     assert "positives" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fcco_lightning import (
     ALEXR2,
+    AUC,
     MSVR,
     PGSMD,
     SGD,
@@ -462,12 +463,12 @@ def test_sgd_measures_constraints_without_penalising_them(make_module, make_trai
 
 
 def test_predict_gives_outputs_with_indices(make_module, make_trainer, small_data):
-    module, trainer = make_module(), make_trainer(max_epochs=1)
+    module, trainer = make_module(objective=AUC(cross_entropy=0)), make_trainer(max_epochs=1)
     trainer.fit(module, small_data)
     parts = trainer.predict(module, small_data)
     assert torch.equal(torch.cat([p["index"] for p in parts]), torch.arange(80))
     assert torch.cat([p["output"] for p in parts]).shape == (80,)
-    assert all(p["scores"] is p["output"] and "probabilities" not in p for p in parts)  # the AUC ranks
+    assert all(p["scores"] is p["output"] and "probabilities" not in p for p in parts)  # the pairs rank
     assert all(torch.equal(p["decisions"], (p["scores"] > module.rule.division).long()) for p in parts)
 
 
@@ -478,8 +479,10 @@ def test_predict_takes_batches_without_index(make_trainer):
     assert "index" not in part
 
 
-def test_predict_gives_decisions_where_there_are_some(make_trainer, small_data):
-    module, trainer = FCCOModule(TabularMLP([4]), CrossEntropy()), make_trainer(max_epochs=1)
+@pytest.mark.parametrize("objective", [CrossEntropy, AUC, lambda: AUC(cross_entropy=30)])
+def test_predict_gives_decisions_where_there_are_some(objective, make_trainer, small_data):
+    """And probabilities of scores that are log-odds, as AUC's are by the cross-entropy beside it."""
+    module, trainer = FCCOModule(TabularMLP([4]), objective()), make_trainer(max_epochs=1)
     trainer.fit(module, small_data)
     (part,) = trainer.predict(module, small_data)
     assert torch.equal(part["decisions"], (part["scores"] > 0).long())

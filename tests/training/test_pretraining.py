@@ -554,8 +554,11 @@ def test_other_objectives_recommend_nothing(objective, make_module):
 @pytest.mark.parametrize("cross_entropy", [None, 0], ids=["as recommended", "alone"])
 def test_the_first_lines_say_what_stands_beside_the_objective(cross_entropy, make_module, make_trainer, said):
     fitted(make_module, make_trainer, {"objective": AUC(cross_entropy=cross_entropy), "constraints": []}, epochs=1)
-    lines = [line for line in said if "beside the cross-entropy is minimised" in line]
-    expected = "The loss of AUC beside the cross-entropy is minimised (AUC alone: --model.objective.cross_entropy 0)."
+    lines = [line for line in said if "the cross-entropy is minimised" in line]
+    expected = (
+        "The loss of AUC beside 33.3 times the cross-entropy is minimised (AUC alone: --model.objective.cross_entropy "
+        "0)."
+    )
     assert lines == ([expected] if cross_entropy is None else [])
 
 

@@ -17,6 +17,9 @@ from fcco_lightning.objectives.ranking.ranking import both_classes, few, warn_of
 from fcco_lightning.objectives.ratios import shares_of
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
+_PAIRS = 0.03  # recommended weight beside cross-entropy, found on other tables than those of the tests
+_LOG_ODDS = 30  # beside so much cross-entropy the log loss on new rows is that of cross-entropy
+
 
 class AUC(BinaryObjective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (SONEX paper, F.2).
@@ -28,26 +31,32 @@ class AUC(BinaryObjective):
     operations; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
 
     The pairs alone can overfit a few positives, and have little gradient once these are ranked correctly.  So
-    :class:`~fcco_lightning.FCCOModule` trains on the sum of the mean over pairs and the mean cross-entropy
-    (``examples/benchmarks/results/tables_pay.md``).  ``cross_entropy=0`` leaves out the cross-entropy, as does
-    ``pretrain=None`` or your own pretraining.  In your own loop with an Engine or a Criterion ``cross_entropy=1`` adds
-    it.
+    :class:`~fcco_lightning.FCCOModule` trains on the mean cross-entropy plus .03 times the mean over pairs; with equal
+    weights the top of the ranking is worse (``examples/benchmarks/results/tables_pay.md``).  ``cross_entropy=0`` leaves
+    out the cross-entropy, as does ``pretrain=None`` or your own pretraining.  In your own loop with an Engine or a
+    Criterion ``cross_entropy=30`` adds it.
 
     Args:
         loss: l, the surrogate loss of a pair.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps with few positives; see
             :class:`BinaryObjective`.
         cross_entropy: weight of the additional cross-entropy, see :class:`BinaryObjective`; None for 0, the papers'
-            objective, or for 1 if FCCOModule trains as recommended.
+            objective, or for the recommended weights if FCCOModule trains as recommended.
     """
 
-    recommended_mixture = (1.0, 1.0)
+    recommended_mixture = (1.0, _PAIRS)
 
     def __init__(
         self, loss: PairLoss | None = None, *, sigmoid: bool = False, cross_entropy: float | None = None
     ) -> None:
         super().__init__(sigmoid=sigmoid, cross_entropy=cross_entropy)
         self.loss = loss or SigmoidPair()
+
+    @property
+    def proper(self) -> bool:
+        """Whether the cross-entropy has at least 30 times the weight of the pairs."""
+        entropy_weight, own_weight = self.mixture
+        return entropy_weight >= _LOG_ODDS * own_weight
 
     def kinds(self, columns: Columns) -> Sequence[Tensor]:
         return both_classes(columns, self)[:1]
