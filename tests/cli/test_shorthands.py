@@ -141,7 +141,7 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 128, [], {"--data.batches.batch_size": "51", "--data.splits.val_fraction": None}),
         (
             ["yes", "no"] * 128,
-            ["--model.objective", "KLPartialAUC"],
+            ["--model.objective", "KLPartialAUC", "--model.objective.sigmoid", "false"],
             {"--data.batches.batch_size": "46", "--data.splits.val_fraction": "0.1"},
         ),
         (["yes", "no"] * 128, ["--model.objective.cross_entropy", "0"], {"--data.splits.val_fraction": "0.1"}),
@@ -155,6 +155,7 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 128, ["--model.objective", "AUCMargin"], {"--data.splits.val_fraction": "0.1"}),
         (["yes", "no"] * 128, ["--model.objective", "CrossEntropy"], {"--data.splits.val_fraction": None}),
         (["yes", "no"] * 128, ["--model.objective", "AveragePrecision"], {"--data.splits.val_fraction": None}),
+        (["yes", "no"] * 128, ["--model.objective", "CVaRPartialAUC"], {"--data.splits.val_fraction": None}),
         (["yes", "no"] * 128, ["--data.columns.sensitive", "sex"], {"--data.splits.val_fraction": None}),
         (
             ["yes", "no"] * 200,  # of one of the groups 67 each

@@ -216,7 +216,7 @@ CASES = {
     ),
     "recall at k as recommended": binary(
         as_recommended(lambda: RecallAtK(4, LogisticPair())),
-        lambda s, c: 0.3 * 4 / len(s) * of_sigmoids(recall_at_k(4))(s, c) + logistic(s, c["y"]),
+        lambda s, c: 0.03 * 4 / len(s) * of_sigmoids(recall_at_k(4))(s, c) + logistic(s, c["y"]),
         "copies redrawn",
         "copies of classes",
     ),

@@ -479,7 +479,7 @@ def test_predict_takes_batches_without_index(make_trainer):
     assert "index" not in part
 
 
-@pytest.mark.parametrize("objective", [CrossEntropy, AUC, lambda: AUC(cross_entropy=30)])
+@pytest.mark.parametrize("objective", [CrossEntropy, AUC, AveragePrecision, lambda: AUC(cross_entropy=10)])
 def test_predict_gives_decisions_where_there_are_some(objective, make_trainer, small_data):
     """And probabilities of scores that are log-odds, as AUC's are by the cross-entropy beside it."""
     module, trainer = FCCOModule(TabularMLP([4]), objective()), make_trainer(max_epochs=1)

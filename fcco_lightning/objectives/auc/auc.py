@@ -18,7 +18,6 @@ from fcco_lightning.objectives.ratios import shares_of
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
 _PAIRS = 0.03  # recommended weight beside cross-entropy, found on other tables than those of the tests
-_LOG_ODDS = 30  # beside so much cross-entropy the log loss on new rows is that of cross-entropy
 
 
 class AUC(BinaryObjective):
@@ -51,12 +50,6 @@ class AUC(BinaryObjective):
     ) -> None:
         super().__init__(sigmoid=sigmoid, cross_entropy=cross_entropy)
         self.loss = loss or SigmoidPair()
-
-    @property
-    def proper(self) -> bool:
-        """Whether the cross-entropy has at least 30 times the weight of the pairs."""
-        entropy_weight, own_weight = self.mixture
-        return entropy_weight >= _LOG_ODDS * own_weight
 
     def kinds(self, columns: Columns) -> Sequence[Tensor]:
         return both_classes(columns, self)[:1]

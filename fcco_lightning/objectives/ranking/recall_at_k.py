@@ -14,7 +14,7 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, sums_over_data
 from fcco_lightning.outer import Hinge, OuterFunction
 
-_RANKS = 0.3  # recommended weight beside cross-entropy, in units of k/n, found on other tables than those of the tests
+_RANKS = 0.03  # recommended weight beside cross-entropy, in units of k/n, found on other tables than those of the tests
 
 
 class RecallAtK(RankingObjective):
@@ -30,7 +30,7 @@ class RecallAtK(RankingObjective):
     f is convex and non-decreasing; if the pair losses are convex in the weights, the objective is convex, as ALEXR
     needs.  With ``sigmoid`` they are not.
 
-    Alone, the ranks overfit a few positives, and the result is worse than that of cross-entropy.  With sigmoids, ``0.3
+    Alone, the ranks overfit a few positives, and the result is worse than that of cross-entropy.  With sigmoids, ``0.03
     k/n`` times the objective plus the cross-entropy, the default of :class:`~fcco_lightning.FCCOModule`, is equally
     good (``examples/benchmarks/results/tables_pay.md``).  The factor k/n makes the weight independent of k.
 
