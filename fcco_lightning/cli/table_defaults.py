@@ -23,6 +23,7 @@ _UNIFORM = 128  # default number of samples in a batch
 _BY_RECIPE = ("CrossEntropy", "AUC", "AveragePrecision", "CVaRPartialAUC", "KLPartialAUC", "RecallAtK")  # for these
 _ALL_FOR_TRAINING = ("CrossEntropy", "AveragePrecision", "RecallAtK", "SquaredError")
 """Objectives that need no calibration, or all of the few positives."""
+_ALONE = (".cross_entropy", ".sigmoid")  # arguments that may keep cross-entropy from being added to an objective
 _LABEL, _SENSITIVE, _POSITIVE = "--data.columns.label", "--data.columns.sensitive", "--data.columns.positive"
 
 
@@ -187,7 +188,11 @@ class _Defaults:
         splits = ("--data.groups", *(f"--data.splits.{key}" for key in ("val_fraction", "whole", "remove_positives")))
         given = "--data.splits" in self.given or not all(map(self._is_free, splits))
         objective = self.objective or self.options["--model.objective"]
-        if self.labels is None or self.labels.nunique() != 2 or given or objective in _ALL_FOR_TRAINING:
+        # cross-entropy beside an objective makes its scores log-odds
+        beside = self._is_free("--model.pretrain") and not any(name.endswith(_ALONE) for name in self.given)
+        if objective in _ALL_FOR_TRAINING or (beside and objective in _BY_RECIPE):
+            return
+        if self.labels is None or self.labels.nunique() != 2 or given:
             return
         if self._cells(self.labels).min() >= _ENOUGH:
             self.options["--data.splits.val_fraction"] = "0.1"
