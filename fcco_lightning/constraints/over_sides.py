@@ -11,12 +11,11 @@ from fcco_lightning.constraints.base import Comparison, Constraint
 from fcco_lightning.constraints.decisions import Decisions
 from fcco_lightning.constraints.measured import PrecisionOf
 from fcco_lightning.constraints.sides import Sides, StrataOfSides
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.quantities import one_number_each
 from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
 from fcco_lightning.objectives.vacuity import enough_decisions
 
@@ -156,7 +155,14 @@ class OverSides(Constraint):
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """See the base class; the samples' shares in the means are computed once for all points."""
-        return self._compared([self._of_samples(outputs, batch) for outputs in points], batch)
+        values, numbers = [self.quantity(outputs, batch) for outputs in points], self.quantity.numbers
+        if values[0].shape[1:] not in ((), (numbers,)):
+            raise DataError(
+                f"{type(self).__name__} needs {'one number' if numbers == 1 else f'{numbers} numbers'} per sample, "
+                f"{type(self.quantity).__name__} gave {tuple(values[0].shape)}. Use a quantity of one of them, such as "
+                "a class of your own that picks it, in a constraint for each."
+            )
+        return self._compared(values, batch)
 
     @property
     def smooths(self) -> bool:
@@ -173,13 +179,6 @@ class OverSides(Constraint):
             least, most = self.allowed
         enough = enough_decisions(batch, len(outputs), (max(low, least), min(high, most)))
         return self.quantity.vacuous(outputs, batch, enough, decisions and self.smooths)
-
-    def _of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """The quantity of every sample, (B,) or (B, t), with graph."""
-        if self.over.levels or self.quantity.numbers > 1:
-            return self.quantity(outputs, batch)
-        remedy = "Use a quantity of one of them, such as a class of your own that picks it, in a constraint for each."
-        return one_number_each(self.quantity, outputs, batch, self, remedy)
 
     def _compared(self, values: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The rows for each of several tensors of the samples' quantities, such as those at several weights."""
