@@ -1,18 +1,19 @@
 """Metrics of censored survival times: baseline hazards, concordance, and the Brier score.
 
 ``time`` (n,) is the time of a sample's event or of its censoring, ``event`` (n,) bool tells which, and ``risk`` (n,) is
-the log risk h of a proportional hazards model.  Arguments are arrays, or tensors on the CPU; all computations are in
-float64.
+the log risk h of a proportional hazards model.  Arguments are arrays or tensors; all computations are in float64 on the
+CPU.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.typing import ArrayLike
+from torch import Tensor
 
 Array = npt.NDArray[np.float64]
+ArrayLike: TypeAlias = npt.ArrayLike | Tensor
 StepFunction = Callable[[ArrayLike], Array]
 """A right-continuous step function of times, which returns its values in their shape."""
 
@@ -29,8 +30,8 @@ def kaplan_meier(time: ArrayLike, event: ArrayLike) -> StepFunction:
     from scipy.stats import CensoredData, ecdf  # noqa: PLC0415 - slow to import
 
     times, is_event = _arrays(time, event)
-    evaluate: StepFunction = ecdf(CensoredData(times[is_event], right=times[~is_event])).sf.evaluate
-    return evaluate
+    survival = ecdf(CensoredData(times[is_event], right=times[~is_event])).sf
+    return lambda t: survival.evaluate(_array(t))
 
 
 def uncensored_probability(time: ArrayLike, event: ArrayLike) -> StepFunction:
@@ -48,7 +49,7 @@ def uncensored_probability(time: ArrayLike, event: ArrayLike) -> StepFunction:
 
 def just_before(time: ArrayLike) -> Array:
     """The largest numbers below the times, for the left limits of step functions."""
-    return np.nextafter(np.asarray(time, dtype=np.float64), -np.inf)
+    return np.nextafter(_array(time), -np.inf)
 
 
 def breslow_log_hazard(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> StepFunction:
@@ -61,13 +62,13 @@ def breslow_log_hazard(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> St
     jumps, count = np.unique(times[is_event], return_counts=True)
     steps = np.log(count) - _log_risk_sums(times, risk, jumps)  # in logarithms, since exp(h) may overflow
     values = np.append(-np.inf, np.logaddexp.accumulate(steps))
-    return lambda t: values[np.searchsorted(jumps, np.asarray(t), "right")]
+    return lambda t: values[np.searchsorted(jumps, _array(t), "right")]
 
 
 def survival_probability(log_hazard: StepFunction, risk: ArrayLike, t: ArrayLike) -> Array:
     """Probability of no event by t, shape (n, m), for log risks (n,) and times t (m,)."""
     with np.errstate(over="ignore"):  # of an infinite hazard the probability is 0
-        probability: Array = np.exp(-np.exp(np.asarray(risk, dtype=np.float64)[:, None] + log_hazard(t)))
+        probability: Array = np.exp(-np.exp(_array(risk)[:, None] + log_hazard(t)))
     return probability
 
 
@@ -87,7 +88,7 @@ def concordance(time: ArrayLike, event: ArrayLike, risk: ArrayLike, weight: Arra
     Source: Harrell et al. (1982); Uno et al. (2011).
     """
     times, is_event = _arrays(time, event)
-    h, weights = np.asarray(risk), np.broadcast_to(np.asarray(weight), times.shape)
+    h, weights = _array(risk), np.broadcast_to(_array(weight), times.shape)
     concordant = total = 0.0
     events = is_event.nonzero()[0]
     for first in range(0, len(events), _CHUNK):
@@ -122,10 +123,10 @@ def brier_score(time: ArrayLike, event: ArrayLike, survival: ArrayLike, t: Array
     Source: Graf et al. (1999).
     """
     times, is_event = _arrays(time, event)
-    survival, by, uncensored = np.asarray(survival), np.asarray(t), uncensored_probability(times, is_event)
+    predicted, by, uncensored = _array(survival), _array(t), uncensored_probability(times, is_event)
     had_event = (times[:, None] <= by) & is_event[:, None]
-    error_of_events = survival**2 / uncensored(just_before(times)).clip(min=1e-12)[:, None]
-    error_at_risk = (1 - survival) ** 2 / uncensored(by).clip(min=1e-12)
+    error_of_events = predicted**2 / uncensored(just_before(times)).clip(min=1e-12)[:, None]
+    error_at_risk = (1 - predicted) ** 2 / uncensored(by).clip(min=1e-12)
     score: Array = (had_event * error_of_events + (times[:, None] > by) * error_at_risk).mean(0)
     return score
 
@@ -133,16 +134,20 @@ def brier_score(time: ArrayLike, event: ArrayLike, survival: ArrayLike, t: Array
 def partial_likelihood(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> float:
     """Mean negative log partial likelihood of the events, at least one, with ties by Breslow's method."""
     times, is_event = _arrays(time, event)
-    return float((_log_risk_sums(times, risk, times) - np.asarray(risk))[is_event].mean())
+    return float((_log_risk_sums(times, risk, times) - _array(risk))[is_event].mean())
 
 
 def _log_risk_sums(times: Array, risk: ArrayLike, t: Array) -> Array:
     """Logarithm of the sum of exp(h) over the samples at risk at t, shape (m,)."""
     order = np.argsort(times)
-    sums = np.logaddexp.accumulate(np.asarray(risk, dtype=np.float64)[order][::-1])[::-1]
+    sums = np.logaddexp.accumulate(_array(risk)[order][::-1])[::-1]
     at_risk: Array = sums[np.searchsorted(times[order], t)]
     return at_risk
 
 
-def _arrays(time: Any, event: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
-    return np.asarray(time, dtype=np.float64), np.asarray(event, dtype=bool)
+def _array(values: ArrayLike) -> Array:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def _arrays(time: ArrayLike, event: ArrayLike) -> tuple[Array, npt.NDArray[np.bool_]]:
+    return _array(time), _array(event) > 0

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from fcco_lightning.evaluation import SurvivalEvaluation
-from fcco_lightning.evaluation.metrics.survival import concordance, just_before, uncensored_probability
+from fcco_lightning.evaluation.metrics.survival import (
+    breslow_log_hazard,
+    concordance,
+    just_before,
+    survival_probability,
+    uncensored_probability,
+)
 
 TIME, EVENT = torch.tensor([1.0, 2.0, 2.0, 3.0, 4.0]), torch.tensor([True, True, False, True, False])
 
@@ -49,3 +55,10 @@ def test_risks_that_are_shifted_or_large_leave_the_figures_finite():
     expected = SurvivalEvaluation()(risk, batch)
     assert SurvivalEvaluation()(risk + 100, batch) == pytest.approx(expected, rel=1e-4)
     assert all(math.isfinite(value) for value in SurvivalEvaluation()(1e3 * risk, batch).values())
+
+
+def test_survival_curves_of_outputs_with_a_graph():
+    risk, new = torch.zeros(5, requires_grad=True), torch.tensor([0.0, 1.0], requires_grad=True)
+    curves = survival_probability(breslow_log_hazard(TIME, EVENT, risk), new, torch.tensor([0.5, 1.0, 3.0]))
+    hazard = [0, 1 / 5, 1 / 5 + 1 / 4 + 1 / 2]  # events over samples at risk
+    assert curves.tolist() == [pytest.approx([math.exp(-h * math.exp(r)) for h in hazard]) for r in (0, 1)]
