@@ -46,7 +46,7 @@ class IsotonicMap:
         if not len(self.scores) == len(self.probabilities) > 0 or (steps[0] <= 0).any() or (steps[1] < 0).any():
             raise ConfigError(
                 "an isotonic map needs as many probabilities as scores, both increasing, got "
-                f"{len(self.scores)} scores and {len(self.probabilities)} probabilities. Calibrate anew."
+                f"{len(self.scores)} scores and {len(self.probabilities)} probabilities. Fit the calibration again."
             )
 
     def __call__(self, scores: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Decisions:
     def __post_init__(self) -> None:
         settings = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
         if len(settings) > 1:
-            raise ConfigError(f"decisions are for one thing, got {settings}. Leave all but one of them out.")
+            raise ConfigError(f"at most one setting of decisions can be given, got {settings}. Remove all but one.")
         for name in {"share", "tpr", "threshold"} & settings.keys():
             inside(f"decisions.{name}", settings[name])
         if self.costs is None or self.costs == "balanced":
@@ -143,7 +143,10 @@ class Decisions:
         sizes = sizes.double()
         if self.costs == "balanced":
             if not bool((sizes > 0).all()):
-                raise DataError(f"decisions='balanced': a class has no training sample, the classes have {_of(sizes)}.")
+                raise DataError(
+                    f"decisions='balanced' needs training samples of every class, got {_of(sizes)} by class. Remove "
+                    "the empty class."
+                )
             return sizes.sum() / (len(sizes) * sizes)
         costs = torch.ones_like(sizes)
         if self.threshold is not None:
@@ -151,7 +154,9 @@ class Decisions:
         elif self.costs is not None:
             costs = sizes.new_tensor(self.costs)
         if len(costs) != len(sizes):
-            raise ConfigError(f"decisions name {len(costs)} classes, and the data has {len(sizes)}. Give each a cost.")
+            raise ConfigError(
+                f"decisions give {len(costs)} costs, and the data has {len(sizes)} classes. Give each class a cost."
+            )
         return costs * sizes.sum() / (costs @ sizes)
 
     def rate(self, smooth: Quantity) -> Quantity:
@@ -236,8 +241,8 @@ class Decisions:
     def _require_both(self, positives: Tensor, negatives: Tensor) -> None:
         if not float(positives) or not float(negatives):
             raise DataError(
-                f"decisions are for {self.describe()}, and the split that they are fitted on has {float(positives):g} "
-                f"positives and {float(negatives):g} negatives. Divide the data by class (splits)."
+                f"the decision threshold for {self.describe()} needs both classes, and the split on which it is fitted "
+                f"has {float(positives):g} positives and {float(negatives):g} negatives. Stratify the splits by class."
             )
 
 

@@ -198,7 +198,7 @@ class Distillation(ProtectedTasks):
         if old.shape != outputs.shape:
             raise DataError(
                 f"Distillation compares logits of shape {tuple(outputs.shape)} with the column `{self.remembered}` of "
-                f"shape {tuple(old.shape)}. They must have the same shape: remember the old model's again."
+                f"shape {tuple(old.shape)}. They must have the same shape: compute the old logits again."
             )
         now, before = (log_softmax(z / self.temperature, 1) for z in (outputs, old.to(outputs.dtype)))
         return kl_div(now, before, reduction="none", log_target=True).sum(1)

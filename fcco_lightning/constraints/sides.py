@@ -169,9 +169,9 @@ class SidesOfGroups(Sides):
         wrong = groups[(signed < -1) | (signed >= len(self.groups)) | (signed != groups)]
         if wrong.numel():
             raise DataError(
-                f"{type(needed_by).__name__} knows the groups 0 to {len(self.groups) - 1} ({self.groups}), got "
+                f"{type(needed_by).__name__} needs groups numbered 0 to {len(self.groups) - 1} ({self.groups}), got "
                 f"{wrong.flatten()[0].item():g} in the column {self._column!r}. Number the groups from 0, and name all "
-                "of them with `groups`."
+                "of them in `groups`."
             )
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:

@@ -72,14 +72,14 @@ class Subset:
             wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else y[y < 0]
             if wrong.numel():
                 raise DataError(
-                    f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}, "
-                    "and classes are 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for "
+                    f"{self.argument}={self.where!r} asks for a class, but the labels y contain {wrong[0].item():g}; "
+                    "classes are numbered 0, 1, ... Recode the labels: (y + 1) // 2 for -1 and 1, (y > 0.5) for "
                     "probabilities."
                 )
         if marked is not None and not bool(marked.any()):
             raise DataError(
-                f"{self.argument}={self.where!r} holds for no sample, so nothing is known of it: "
-                f"{self._values(columns)}. Correct the description, or the split."
+                f"{self.argument}={self.where!r} holds for no sample of the split: {self._values(columns)}. "
+                "Change the condition, or the split."
             )
 
     def _values(self, columns: Columns) -> str:
@@ -137,10 +137,10 @@ class SidesOfSubsets(Sides):
         """Name the columns that a batch lacks, and the first argument that needs one of them."""
         first = next(subset for subset in self.subsets if not subset.conditions.keys().isdisjoint(missing))
         raise DataError(
-            f"`{first.argument}` names the column(s) {[name for name in first.conditions if name in missing]}, those "
-            f"that are known are {sorted(batch)}. Use y (label, 0 or 1), group (1 for the favoured group) or another "
-            "column of the data; of an IndexedDataset those that its `columns` name. In a loop of your own a column of "
-            "texts is none: number what it names, for example with pandas.factorize."
+            f"`{first.argument}` needs the column(s) {[name for name in first.conditions if name in missing]}, the "
+            f"batch has {sorted(batch)}. Use y (label, 0 or 1), group (1 for the favoured group) or another column of "
+            "the data (of an IndexedDataset: one of its `columns`). In your own training loop, encode a text column as "
+            "numbers, for example with pandas.factorize."
         )
 
 

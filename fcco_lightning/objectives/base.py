@@ -249,8 +249,8 @@ def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
         option = "columns.sensitive or groups.by" if name == "group" else "columns.extra"
         raise DataError(
             f"{type(needed_by).__name__} needs the column `{name}`, the batch has {sorted(batch)}. Use a datamodule "
-            f"that gives it, or name the column in the data (of a table: {option}). A column of texts is none: number "
-            "what it names, for example with pandas.factorize."
+            f"that gives it, or name the column in the data (of a table: {option}). Encode a text column as "
+            "numbers, for example with pandas.factorize."
         )
     if not isinstance(column, Tensor) or column.is_complex():
         got = column.dtype if isinstance(column, Tensor) else f"a {type(column).__name__}"

@@ -185,7 +185,7 @@ class Comparisons:
             own = "" if "stratum" in self.batch else " Call weights of samples `sample_weight`, see IndexedDataset."
             raise DataError(
                 f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a "
-                f"part of a list), which has {round(float(self.size[first]))}, and so none to represent the others. "
+                f"part of a list), which has {round(float(self.size[first]))}, so the others cannot be estimated. "
                 f"Change `batches` so that they draw two or more of each.{own}"
             )
         if not bool(self.elsewhere.isnan().any()):
@@ -193,13 +193,13 @@ class Comparisons:
         if "strata" in self.batch:
             raise DataError(
                 f"samples are compared with all others, but a batch holds one of {int(self.batch['strata'][0])} strata "
-                "(groups, or classes), and so none to represent the others. Set groups_per_batch to 2 or more."
+                "(groups, or classes), so the others cannot be estimated. Set groups_per_batch to 2 or more."
             )
         raise DataError(
             f"samples are compared with all others, but a batch holds strata (bags, or queries) of "
-            f"{float((self.size / counts(self.stratum)).sum()):.0f} of {self.num_samples} samples, drawn in a way from "
-            "which it does not follow what they say of the rest. Use UniformSampling, BalancedSampling, or "
-            "GroupSampling with `prevalence: data`."
+            f"{float((self.size / counts(self.stratum)).sum()):.0f} of {self.num_samples} samples, and the "
+            "sampling does not determine their weights in an estimate for the rest. Use UniformSampling, "
+            "BalancedSampling, or GroupSampling with `prevalence: data`."
         )
 
 

@@ -17,7 +17,7 @@ def data():
 
 
 def test_an_unknown_column_is_refused_by_name(data):
-    with pytest.raises(DataError, match=r"\['sex'\], those that are known are \['group', 'index', 'y'\]"):
+    with pytest.raises(DataError, match=r"\['sex'\], the batch has \['group', 'index', 'y'\]"):
         MeanAtMost(SoftRate(), 0.1, {"y": 1, "sex": 1}).measure(*data)
 
 

@@ -236,7 +236,7 @@ def test_a_class_is_not_asked_of_labels_that_are_none():
 
 
 def test_groups_out_of_range_are_refused():
-    with pytest.raises(DataError, match=r"knows the groups 0 to 1 .*got 2"):
+    with pytest.raises(DataError, match=r"needs groups numbered 0 to 1 .*got 2"):
         train(CrossEntropy(), [0, 1, 0, 1], [DemographicParity()], group=(0, 1, 2, 1))
 
 

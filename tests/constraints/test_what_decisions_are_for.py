@@ -159,9 +159,9 @@ def test_costs_have_mean_one_and_come_once():
     assert cost_classes(AUC(), Decisions("balanced"), None) == []
     with pytest.raises(ConfigError, match="not known"):
         cost_classes(CrossEntropy(), Decisions("balanced"), None)
-    with pytest.raises(DataError, match="no training sample"):
+    with pytest.raises(DataError, match="needs training samples of every class"):
         cost_classes(CrossEntropy(), Decisions("balanced"), {"y": torch.zeros(5, dtype=torch.int64)})
-    with pytest.raises(ConfigError, match="name 3 classes"):
+    with pytest.raises(ConfigError, match="give 3 costs"):
         cost_classes(CrossEntropy(), Decisions([1, 1, 1]), {"y": y})
 
 

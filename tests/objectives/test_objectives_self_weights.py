@@ -118,11 +118,11 @@ def test_a_lonely_sample_matters_only_where_it_owns_a_row(owners):
 REFUSED = {  # batches that say nothing of some samples, or not what: one sample, one of a class, one group, some bags
     "uniform, short last batch": "the batch holds 1",
     "owner": "one sample of stratum 0",
-    "queries": "strata .* of .* of 9 samples, drawn in a way",
-    "queries, enough items": "strata .* of .* of 9 samples, drawn in a way",
+    "queries": "strata .* of .* of 9 samples, and the sampling does not determine",
+    "queries, enough items": "strata .* of .* of 9 samples, and the sampling does not determine",
     "groups, one sample with replacement": "one sample of stratum",
     "bags, enough instances": "one sample of stratum",
-    "bags": "strata .* of .* of 8 samples, drawn in a way",
+    "bags": "strata .* of .* of 8 samples, and the sampling does not determine",
     "labels": "one sample of stratum",
     "labels, all of them": "one sample of stratum",
     "rows of a table": "one sample of stratum",
@@ -179,7 +179,9 @@ def test_an_anchor_that_meets_nobody_of_its_class_or_of_another_is_refused():
         Comparisons(one_group, 5).check()
     assert comparison_weights("none", one_group, 5).isnan().all()
     other = batch_of([0, 2], stratum=torch.tensor([4, 4]), stratum_size=torch.tensor([3, 3]))
-    with pytest.raises(DataError, match=r"strata .* of 3 of 5 samples, drawn in a way .* Use UniformSampling"):
+    with pytest.raises(
+        DataError, match=r"strata .* of 3 of 5 samples, and the sampling does not determine .* Use UniformSampling"
+    ):
         Comparisons(other, 5).check()
     assert comparison_weights("none", other, 5).isnan().all()
 

@@ -54,13 +54,13 @@ class NeighbourhoodComponents(Objective):
             names, count = torch.unique(_classes(columns, self), return_counts=True)
             if len(names) == 1:
                 raise DataError(
-                    f"NeighbourhoodComponents tells classes apart, but all {num_samples} training samples have y = "
-                    f"{int(names)}: F is -1 whatever the embeddings. Check the column of the labels."
+                    f"NeighbourhoodComponents needs at least two classes, but all {num_samples} training samples "
+                    f"have y = {int(names)}: F is -1 for any embeddings. Check the column of the labels."
                 )
             if int(count.max()) < 2:
                 raise DataError(
                     f"NeighbourhoodComponents needs a class with two samples, but the {num_samples} training samples "
-                    f"are of {len(count)} different classes. Is `y` a class, and not an identifier?"
+                    f"are of {len(count)} different classes. Check that `y` is a class, and not an identifier."
                 )
         return RowDomain(num_samples, per_sample=True, range=Range(0.0, 1.0))
 
@@ -78,8 +78,8 @@ class NeighbourhoodComponents(Objective):
         if not bool((-distance / self.temperature).exp().any()):
             raise DataError(
                 f"exp(-|z_i - z_j|^2 / {self.temperature:g}) is 0 for all pairs of the first batch, whose squared "
-                f"distances are from {float(distance.min()):g} on: nothing can be learnt of them. Raise the "
-                "temperature to about that, or start from smaller weights."
+                f"distances are from {float(distance.min()):g} on: all gradients are 0. Raise the temperature to "
+                "about that, or start from smaller weights."
             )
         Comparisons(batch, self.num_samples or len(outputs)).check()
 

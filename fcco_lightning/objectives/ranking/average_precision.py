@@ -235,7 +235,7 @@ class MeanAveragePrecision(BinaryObjective):
             label = int(batch["task"][position])
             raise DataError(
                 f"a batch holds {int(positives[position])} of {int(self.positives.values[label])} positives and "
-                f"{int(negatives[position])} negatives of label {label}, and so none to represent the others. "
+                f"{int(negatives[position])} negatives of label {label}, so the others cannot be estimated. "
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 

@@ -47,8 +47,8 @@ class Exposure(Quantity):
         graded(batch, self)
         if "stratum" not in batch:
             raise DataError(
-                f"{type(self).__name__} compares an item with all others of its list, but nothing says which part of "
-                "the list a batch holds. Set `batches: QuerySampling`."
+                f"{type(self).__name__} compares an item with all others of its list, but the batch has no column "
+                "`stratum`, which tells what part of the list it holds. Set `batches: QuerySampling`."
             )
         _of_list(batch, self).check()
 

@@ -231,5 +231,5 @@ def require_known(columns: Columns, objective: Objective, missing: float | None 
         y,
         f"{type(objective).__name__} needs the labels 0 and 1 in `y`",
         "Map the labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1)"
-        + (", or name the value of labels that are not known by `missing`." if hasattr(objective, "missing") else "."),
+        + (", or set `missing` to the value of unknown labels." if hasattr(objective, "missing") else "."),
     )
