@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import and_more, as_written, listed, stripped
-from fcco_lightning.data.text_files import read_csv, require_different, separator
+from fcco_lightning.data.text_files import read_csv, require_different, require_moderate, separator
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -164,9 +164,12 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
     from sklearn.datasets import load_svmlight_file  # noqa: PLC0415  (slow to import, and only needed here)
 
     try:
+        require_moderate(path, f"{argument}='{path}'")
         # zero_based=True keeps the numbers of the features as they are in the file
         matrix, label, query = load_svmlight_file(str(path), query_id=True, zero_based=True)
-    except (OSError, ValueError, OverflowError) as error:
+    except DataError:
+        raise
+    except (OSError, EOFError, ValueError, OverflowError) as error:
         raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
     matrix.eliminate_zeros()
     nonempty = (matrix.getnnz(axis=0) > 0).nonzero()[0]

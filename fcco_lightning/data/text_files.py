@@ -1,5 +1,6 @@
 """The reader of all text files in UTF-8: tables separated by commas or tabs, and other texts."""
 
+import bz2
 import codecs
 import csv
 import gzip
@@ -19,6 +20,8 @@ from fcco_lightning.errors import DataError
 
 _CHUNK = 1 << 20
 _LONGEST = (1 << 31) - 1  # characters of a field; the default of csv is 131,072, pandas has no limit
+_MOST_UNPACKED = 1 << 28  # bytes that a packed file of any size may hold; beyond them 100 times its size
+_UNPACKERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -38,6 +41,21 @@ def _opened(path: Path) -> IO[bytes]:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
+def require_moderate(path: Path, where: str) -> None:
+    """Raise :class:`DataError` if a .gz or .bz2 file holds more than 256 MB, and more than 100 times its own size."""
+    if (unpacker := _UNPACKERS.get(path.suffix.lower())) is None:
+        return
+    left = max(_MOST_UNPACKED, 100 * path.stat().st_size)
+    with unpacker(path) as file:
+        while left >= 0 and (chunk := file.read(_CHUNK)):
+            left -= len(chunk)
+    if left < 0:
+        raise DataError(
+            f"{where} unpacks to more than 100 times its size, as a file that is to fill the memory does. If it is to "
+            "be trusted, unpack it and give the file inside."
+        )
+
+
 def read_text(path: Path, where: str) -> str:
     """Return the content of a text file, which is called ``where`` in messages.
 
@@ -51,10 +69,11 @@ def read_text(path: Path, where: str) -> str:
 def require_text(path: Path, where: str) -> None:
     """Raise :class:`DataError` if a file has a byte that is NUL or not UTF-8, naming the first one and its line.
 
-    A .gz file is decompressed, and refused if that fails.
+    A .gz file is decompressed, and refused if that fails or it is not moderate, see :func:`require_moderate`.
     """
     number, start = 1, b""  # number of the first line of a chunk, start of the file
     try:
+        require_moderate(path, where)
         with _opened(path) as file:
             while chunk := file.read(_CHUNK) + file.readline():  # whole lines
                 start = start or chunk[:2]

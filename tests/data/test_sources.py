@@ -156,6 +156,25 @@ def test_unreadable_sources(tmp_path):
         read_table(both)
 
 
+def test_packed_tables_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    rows = {
+        "t.csv.gz": (gzip.compress, b"a,y\n" + b"0,1\n" * 100_000),
+        "t.svm.bz2": (bz2.compress, b"1 1:2\n" * 100_000),
+    }
+    for name, (pack, content) in rows.items():
+        (tmp_path / name).write_bytes(pack(content))
+        assert len(read_table(tmp_path / name, "train")) == 100_000  # small enough for any machine
+    monkeypatch.setattr("fcco_lightning.data.text_files._MOST_UNPACKED", 1000)
+    for name, (pack, content) in rows.items():
+        with pytest.raises(DataError, match=rf"train='.*{name}' unpacks to more than 100 times its size.*unpack it"):
+            read_table(tmp_path / name, "train")
+        (tmp_path / name).write_bytes(pack(content[: content.find(b"\n", 500) + 1]))
+        assert len(read_table(tmp_path / name, "train")) > 80
+    (tmp_path / "cut.svm.bz2").write_bytes(bz2.compress(b"1 1:2\n" * 9)[:-9])
+    with pytest.raises(DataError, match="is not a readable file of LIBSVM's format"):
+        read_table(tmp_path / "cut.svm.bz2", "train")
+
+
 LETOR = """2 qid:7 1:0.5 4:1 # first document
 0 qid:7 4:2.5
 1 qid:9 2:0 3:-1
