@@ -83,6 +83,8 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
 def _require_plain(column: pd.Series, where: str) -> None:
     """Refuse a column of lists, mappings, bytes or complex numbers, which is no feature."""
     kind, where = column.dtype, f"{where}: the column {str(column.name)!r}"
+    if isinstance(kind, pd.CategoricalDtype):
+        column, kind = kind.categories.to_series(), kind.categories.dtype
     if pd.api.types.is_complex_dtype(kind):
         raise DataError(f"{where} holds complex numbers. Give their two parts a column each.")
     if not pd.api.types.is_object_dtype(kind) and getattr(kind, "type", None) not in (list, dict, bytes):

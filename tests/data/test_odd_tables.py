@@ -145,6 +145,8 @@ def test_columns_of_bytes_are_refused(tmp_path):
     sorted_table().assign(blob=[b"\x00\xff"] * ROWS).to_parquet(path)
     with pytest.raises(DataError, match=r"'blob' holds bytes.*str\.decode"):
         module(str(path)).setup()
+    with pytest.raises(DataError, match=r"'blob' holds bytes.*str\.decode"):  # as Parquet's dictionaries are read
+        module(sorted_table().assign(blob=pd.Categorical([b"a", b"b"] * (ROWS // 2)))).setup()
 
 
 def test_a_column_of_weights_is_no_feature_and_counts_everywhere():
