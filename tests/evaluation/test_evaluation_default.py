@@ -102,7 +102,7 @@ def test_ndcg_is_reported_with_the_gain_that_is_trained(gain):
 def test_an_evaluation_of_several_figures_says_which_one_counts():
     evaluation = NewEvaluation()
     evaluation.bar = ("size", "loss")
-    with pytest.raises(ConfigError, match=r"which of its figures \(size, loss\) counts"):
+    with pytest.raises(ConfigError, match=r"no figure of merit \(it shows size, loss\)"):
         evaluation.figure_of_merit()
 
 

@@ -171,7 +171,7 @@ def test_an_objective_must_be_told_of_labels_that_are_not_known(tmp_path):
     columns = Columns(NAMES, "yes", missing="")
     table = with_holes(np.nan)[0]
     module = TabularDataModule(table, columns=columns, test=table, splits=Splits(), batches=UniformSampling(50))
-    with pytest.raises(DataError, match=r"got -1 .*by `missing`"):
+    with pytest.raises(DataError, match=r"got -1 .*set `missing`"):
         quiet(tmp_path, max_epochs=1).fit(FCCOModule(TabularMLP(out_features=3), MeanAveragePrecision()), module)
     told = FCCOModule(TabularMLP(out_features=3), MeanAveragePrecision(missing=-1))
     trainer = quiet(tmp_path, max_epochs=2)
