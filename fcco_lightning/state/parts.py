@@ -21,6 +21,7 @@ from fcco_lightning.state.rows import DualState
 from fcco_lightning.state.sharded import from_part, is_sharded, part_of, shard_of
 
 _PLACES = ("state_dict", "optimizer_states", "fcco")  # entries of a checkpoint that may have sharded tensors
+_PLAIN = (str, int, float, bool, type(None))  # most values, which are quickly passed over
 _WAY_OUT = "Copy the folder again from where it was saved, or resume from another checkpoint."
 
 
@@ -165,13 +166,17 @@ def change(checkpoint: dict[str, Any], changed: Callable[[str, Tensor], Tensor])
 
 def mapped(value: Any, kind: type, changed: Callable[[str, Any], Any], place: str = "") -> Any:
     """The value with ``changed`` applied to all members of type ``kind``; unchanged containers are not copied."""
+
+    def inside(key: Any, member: Any) -> Any:
+        return member if type(member) in _PLAIN else mapped(member, kind, changed, f"{place}.{key}")
+
     if isinstance(value, kind):
         return changed(place, value)
     if isinstance(value, Mapping):
-        members: Any = {key: mapped(member, kind, changed, f"{place}.{key}") for key, member in value.items()}
+        members: Any = {key: inside(key, member) for key, member in value.items()}
         unchanged = all(members[key] is member for key, member in value.items())
     elif type(value) in (list, tuple):
-        members = type(value)(mapped(member, kind, changed, f"{place}.{i}") for i, member in enumerate(value))
+        members = type(value)(inside(i, member) for i, member in enumerate(value))
         unchanged = all(new is member for new, member in zip(members, value, strict=True))
     else:
         return value
