@@ -189,14 +189,11 @@ def save(
             with processes.together():
                 write()
                 saved = True
-        except BaseException:
-            if (
-                processes.rank == 0 and not saved
-            ):  # a complete checkpoint needs its parts even if another process failed
+        finally:
+            if processes.rank == 0 and not saved:
                 shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if processes.rank == 0:
-            _remove_others(folder)
+            elif processes.rank == 0:  # the checkpoint is complete and needs its parts, even if another process failed
+                _remove_others(folder)
 
 
 def _remove_abandoned(path: Path) -> None:
