@@ -310,6 +310,8 @@ class Roles:
     def _missing(self, column: pd.Series) -> pd.Series:
         """Mark the unknown labels of a column, by ``columns.missing``."""
         values = _each(self.columns.missing)
+        if not values:  # comparing the texts of a million cells takes a while
+            return pd.Series(False, column.index)
         missing = pd.Series(marked(column, values).bool().numpy(), column.index)
         return missing | column.isna() if "" in values else missing
 
