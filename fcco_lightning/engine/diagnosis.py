@@ -25,10 +25,23 @@ _MOST_NAMED = 10
 
 
 def check(problem: Problem, outputs: Outputs) -> None:
-    """Let the objective and the constraints check a batch for data that they would misread.
+    """Check a batch for data that would be misread, and that it contains the declared rows.
 
     Raises:
         DataError, StateIndexError: naming the value and the remedy.
+    """
+    check_columns(problem, outputs)
+    problem.check_index(outputs.columns)
+    for term in problem.all_terms:
+        with torch.no_grad():
+            term.check(*read(outputs.now, outputs.columns, term.measurable))
+
+
+def check_columns(problem: Problem, outputs: Outputs) -> None:
+    """Let the objective and the constraints check weights, labels and groups of a batch.
+
+    Raises:
+        DataError: naming the value and the remedy.
     """
     for name, columns in outputs.columns.items():
         weight = columns.get("weight")
@@ -38,12 +51,8 @@ def check(problem: Problem, outputs: Outputs) -> None:
                 f"the column `weight` of the part {name!r} contains {float(wrong[0]):g}; sample weights must be "
                 "finite numbers >= 0. Correct the column, or give it another name if it is not meant as a weight."
             )
-    problem.check_index(outputs.columns)
     for measurable in (problem.objective, *problem.constraints):
         measurable.check(*read(outputs.now, outputs.columns, measurable))
-    for term in problem.all_terms:
-        with torch.no_grad():
-            term.check(*read(outputs.now, outputs.columns, term.measurable))
 
 
 def reason(

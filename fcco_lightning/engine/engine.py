@@ -20,7 +20,7 @@ from fcco_lightning.engine.arrivals import Arrivals
 from fcco_lightning.engine.backend import Backend, require_own
 from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
-from fcco_lightning.engine.diagnosis import check, reason
+from fcco_lightning.engine.diagnosis import check, check_columns, reason
 from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Summand
 from fcco_lightning.engine.functions import (
     InnerFunctions,
@@ -262,6 +262,7 @@ class Engine:
         self.compiled = Compiled(self.functions, problem, self.measure) if compiled else None
         self.arrivals = Arrivals(problem)
         self.checked = False  # whether the first batch has been checked
+        self._unchecked = 0 if problem.declared else problem.num_samples  # samples whose columns nobody has declared
         self.onlookers: list[Callable[[Engine, Outputs], None]] = []  # called with the first batch
         self._estimates, self.averages = Estimates(), None
         self.train(self.functions.params)
@@ -431,6 +432,9 @@ class Engine:
         self.outputs = outputs = outputs._replace(columns=self.problem.attach(columns))
         if not self.checked:
             self._look_at_first(outputs)
+        elif self._unchecked > 0:  # in the first epoch; later epochs bring the same samples again
+            check_columns(self.problem, outputs)
+            self._unchecked -= len(next(iter(next(iter(outputs.columns.values())).values())))
         return outputs
 
     def measure(

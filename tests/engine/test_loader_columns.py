@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fcco_lightning import SOX, Engine
+from fcco_lightning import AUC, SGD, SOX, Engine
 from fcco_lightning.errors import DataError, NonFiniteError
 from tests.contracts.trainings import Margins
 
@@ -146,3 +146,24 @@ def test_outputs_of_float16_are_said_to_overflow_under_a_loss_scaler_too():
     refused = pytest.raises(NonFiniteError, match=r"autocast.* bf16-mixed\)\. A loss scaler .* the gradient alone")
     with refused, torch.autocast("cpu", torch.float16):
         engine.train_batch(PLAIN | {"x": 100 * X}, torch.optim.SGD(network.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"y": torch.tensor([0, 2])}, "got 2 at position 1"),
+        ({"y": torch.tensor([0.0, torch.nan])}, "got nan at position 1"),
+        ({"weight": torch.tensor([1.0, -1.0])}, "`weight` .* -1"),
+    ],
+)
+def test_columns_that_nobody_declared_are_checked_in_every_batch_of_the_first_epoch(changed, message):
+    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), SGD()
+    engine = Engine(network, algorithm.pose(AUC(), num_samples=N), algorithm)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    batches = [{name: column[i : i + 2] for name, column in PLAIN.items()} for i in range(0, N, 2)]
+    for batch in batches[:-1]:
+        engine.train_batch(batch, optimizer)
+    before = [p.clone() for p in network.parameters()]
+    with pytest.raises(DataError, match=message):
+        engine.train_batch(batches[-1] | changed, optimizer)
+    assert all(torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True))
