@@ -699,7 +699,7 @@ def test_micro_batches_save_memory(command, tmp_path, monkeypatch):
     assert s.largest_resident_set() > 50
 
 
-def test_divided_weights_are_counted_by_their_shapes():
+def test_sharded_weights_are_counted_by_their_shapes():
     """The measured MiB of the small model on 1 and 2 processes (`--weights`) are 1.073 and .537."""
     s = script("scaling")
     (alone, *_, none), (half, *_, gathered) = s.simulated("tiny", 1), s.simulated("tiny", 2)

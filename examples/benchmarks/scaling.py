@@ -7,7 +7,7 @@ the inner functions keep for the backward pass::
 
     uv run python examples/benchmarks/scaling.py --processes 1 2 4
 
-``--weights`` asks what a process holds where weights are divided among the processes (FSDP2): MiB of a small CLIP model
+``--weights`` asks what a process holds where weights are sharded over the processes (FSDP2): MiB of a small CLIP model
 after a few steps of SONEX with Adam on this machine, and GiB of ViT-B/16 and ViT-H/14 on up to 64 processes, by their
 shapes alone (float32, rows of 12,000,000 pairs)::
 
@@ -33,7 +33,7 @@ from fcco_lightning import SONEX, SOX, BatchNetwork, CLIPModel, Engine, GlobalCo
 from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.sharded import part_of
-from fcco_lightning.training.sharding import blocks_of, divide
+from fcco_lightning.training.sharding import blocks_of, shard
 
 SAMPLES = 100_000  # with rows, of the small CLIP model
 
@@ -101,7 +101,7 @@ def weights_held(batch: int, rounds: int) -> list[float]:
     torch.manual_seed(0)
     network, processes = CLIPModel("tiny"), Processes()
     if processes.size > 1:
-        divide(network, init_device_mesh("cpu", (processes.size,)), processes)
+        shard(network, init_device_mesh("cpu", (processes.size,)), processes)
     algorithm = SONEX()
     problem = algorithm.pose(GlobalContrastive(0.07), num_samples=SAMPLES, processes=processes, layout="sharded")
     engine = Engine(network, problem, algorithm)
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512, help="of embeddings, d")
     parser.add_argument("--rounds", type=int, default=20, help="steps that count")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/scaling.json"), help="the numbers")
-    parser.add_argument("--weights", action="store_true", help="what a process holds of weights that are divided")
+    parser.add_argument("--weights", action="store_true", help="what a process holds of weights that are sharded")
     args = parser.parse_args()
     if args.weights:
         report(memory(args.processes, min(args.batch, 16), args.rounds), args.out)

@@ -120,7 +120,7 @@ def test_classes_that_are_positive_together_and_imbalance_in_training_only(tmp_p
 
 def test_groups_that_imbalance_empties_are_named(tmp_path):
     """Of 50 positives of two classes one is left."""
-    with pytest.warns(UserWarning, match=r"no rows of 1 of the 4 groups: \['label=bird'\].*fewer positives out"):
+    with pytest.warns(UserWarning, match=r"no rows of 1 of the 4 groups: \['label=bird'\].*remove fewer positives"):
         data = module(write_ten(tmp_path), splits=ImageSplits(imbalance=0.02, seed=1), batches=GroupSampling(2, 1))
     with pytest.raises(DataError, match=r"Let the training split hold rows of every group"):
         data.train_dataloader()

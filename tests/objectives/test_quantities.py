@@ -100,7 +100,7 @@ def test_exposure_in_batches_that_hold_whole_lists_some_of_them_twice():
             r"needs classes y of 0\.\.2 .*, got 3 at position 1",
         ),
         (HingeLoss(), SCORES, {"y": 2 * LABELS - 1}, "HingeLoss needs labels `y` of 0 and 1, got -1 at position 1"),
-        (EXPOSURE, H, SPLIT, r"which part of the list a batch holds. Set `batches: QuerySampling`"),
+        (EXPOSURE, H, SPLIT, r"what part of the list it holds. Set `batches: QuerySampling`"),
     ],
     ids=["classes", "labels", "unknown draws"],
 )

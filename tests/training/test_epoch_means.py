@@ -144,7 +144,7 @@ def test_batches_without_pairs_do_not_count(fit):
 
 def test_all_batches_count_where_cross_entropy_stands_beside_the_pairs(fit):
     """It is measured in all of them, and the pairs of some weigh as much more as the others have none."""
-    diary, trainer = fit(AUC(), SGD(), epochs=1)
+    diary, trainer = fit(AUC(cross_entropy=1), SGD(), epochs=1)
     rare, values = trainer.model.problem.direct_weight, []
     for scores, y, _ in diary.steps:
         apart = scores[y == 1][:, None] - scores[y == 0]
