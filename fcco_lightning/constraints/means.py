@@ -135,7 +135,7 @@ class _Joint(OverSides):
     together = 1
 
     def __init__(self, members: Sequence[MeanAtMost | MeanNear | MeanDifferenceAtMost]) -> None:
-        first, self._joined = members[0], members
+        first, self.joined = members[0], members
         subsets = [subset for member in members for subset in member.over.subsets]
         targets = tuple(target for member in members for target in member.comparison.targets)
         over = SidesOfSubsets(subsets, [name for member in members for name in member.names])
@@ -144,7 +144,7 @@ class _Joint(OverSides):
 
     @property
     def limit(self) -> Tensor:
-        kappas = [member.kappa for member in self._joined]
+        kappas = [member.kappa for member in self.joined]
         if kappas != self._followed:
             self._followed, self._kappas = kappas, of_rows(kappas)
         return self._kappas
@@ -153,7 +153,7 @@ class _Joint(OverSides):
         return super().outer(Shifted(phi, self.limit))
 
     def violation(self, values: Tensor) -> Tensor:
-        return super().violation(values) - values.new_tensor([member.tolerance for member in self._joined])
+        return super().violation(values) - values.new_tensor([member.tolerance for member in self.joined])
 
 
 def kept_together(constraints: Sequence[Constraint]) -> list[Constraint]:

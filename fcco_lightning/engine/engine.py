@@ -692,7 +692,7 @@ class Engine:
             "samples_before": before,
             "estimates": estimates,
             "data": self.problem.data,
-            "problem": self._solved(),
+            "problem": what_is_solved(self.problem),
             "parameters": {name: p.detach().cpu().clone() for name, p in self.problem.objective.named_parameters()},
             "remembers": remembers(self.problem),
             "optimizer": mover if self._stored is None else self._stored.get("optimizer"),
@@ -718,7 +718,7 @@ class Engine:
                 f"whose state has another meaning. Use {name}, or start without the state."
             )
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
-        solved = self._solved()
+        solved = what_is_solved(self.problem)
         require_same_problem(state.get("problem", solved), solved)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
@@ -749,10 +749,6 @@ class Engine:
             columns = state.get("samples_before", {})
             self.problem.row_parameters.before = {name: column.to(device) for name, column in columns.items()}
         self._stored = state
-
-    def _solved(self) -> dict[str, Any]:
-        problem = self.problem
-        return what_is_solved(problem.objective, problem.constraints, problem.penalty)
 
     # ------------------------------------------------------------------------------------------ first batches, failures
 

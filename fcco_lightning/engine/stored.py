@@ -1,31 +1,32 @@
 """Checks that a loaded engine state belongs to the problem, and that rows and optimizer state were loaded with it."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 
-from fcco_lightning.constraints import AdaptivePenalty, Constraint, Multipliers
-from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.constraints import Constraint, Multipliers
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.objectives import Objective
 
 
-def what_is_solved(
-    objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
-) -> dict[str, Any]:
+def what_is_solved(problem: Problem) -> dict[str, Any]:
     """A description of the problem to which rows belong, without numbers such as kappas, which may change later."""
-    rule = penalty or AdaptivePenalty()
+    rule = problem.penalty
     enforcement = (
         f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
     )
     return {
-        "objective": type(objective).__name__,
-        "constraints": [[type(c).__name__, list(c.names)] for c in constraints],
-        "enforcement": enforcement if constraints else "",
+        "objective": type(problem.objective).__name__,
+        "constraints": [[_kind(c), list(c.names)] for c in problem.constraints],
+        "enforcement": enforcement if problem.constraints else "",
     }
+
+
+def _kind(constraint: Constraint) -> str:
+    """The class of a constraint, or of those that it joins."""
+    return type(getattr(constraint, "joined", [constraint])[0]).__name__
 
 
 def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:

@@ -681,10 +681,7 @@ class FCCOModule(EvaluatingModule):
             self.problem = None
             self._pose()
         self.phases.require_same_algorithm(stored["engine"])
-        phase = self.phases.present
-        require_same_problem(
-            stored["engine"]["problem"], what_is_solved(phase.objective, phase.constraints, self.penalty)
-        )
+        require_same_problem(stored["engine"]["problem"], what_is_solved(_set_up(self.problem)))
         if not hasattr(datamodule_of(self.trainer), "identity"):  # those compare the data themselves
             data, allow_changed = stored["engine"].get("data"), self.execution.allow_changed
             _set_up(self.problem).require_same_data(data, allow_changed=allow_changed)

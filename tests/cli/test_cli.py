@@ -450,7 +450,10 @@ def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
     assert "not written by `fcco fit`" in fails(capsys, "--ckpt_path=other.ckpt")
     text = fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
-    assert re.search(r"another network: network\S+ has shape \(\d+, 21\) there and has shape \(3, 21\) here", text)
+    assert re.search(
+        r"another network: network\S+ has shape \(\d+, 21\) in the checkpoint and has shape \(3, 21\) in this network",
+        text,
+    )
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ BATCH = {
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda out: out, r"ByPart must return its outputs by the parts of a batch, \['target'\], .* a tensor"),
+        (lambda out: out, r"ByPart must return a mapping from the parts of a batch, \['target'\], .* a tensor"),
         (lambda out: {"other": out}, r"outputs for the parts \['other'\] of a batch only, and not for 'target'"),
         (
             lambda out: {"target": {"logits": out}},

@@ -118,7 +118,7 @@ def test_recomputing_in_the_backward_pass_changes_nothing(make_trainer):
         trained.append(dict(module.network.named_parameters()))
     torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-6)
     module = jobs.pairs_module("MSVR", network=CLIPModel("tiny", grad_checkpointing=True))
-    with pytest.raises(ConfigError, match="grad_checkpointing=True of CLIPModel does not go with MSVR"):
+    with pytest.raises(ConfigError, match="grad_checkpointing=True of CLIPModel cannot be combined with MSVR"):
         make_trainer(max_epochs=1).fit(module, jobs.pairs_data({}))
 
 

@@ -239,7 +239,7 @@ def test_other_rows_are_refused(saved):
 
 @pytest.mark.parametrize(
     ("known", "message"),
-    [(True, "`number of training batches`. process 0: 10; process 1: 6"), (False, "of process 1 ends with this batch")],
+    [(True, "`number of training batches`. process 0: 10; process 1: 6"), (False, "on process 1, but not on")],
 )
 def test_epochs_of_different_lengths_stop_all(known, message):
     for result in launch(jobs.fit_own_loader, 2, {"batches": (10, 6), "known": known}):

@@ -22,8 +22,11 @@ from fcco_lightning import (
     EqualizedOdds,
     FCCOModule,
     HeavyBall,
+    HingePenalty,
     KLPenalty,
     Lagrangian,
+    LogisticLoss,
+    MeanAtMost,
     ROCFairness,
     SampleDRO,
     Schedule,
@@ -237,6 +240,25 @@ def saved(make_module, make_trainer, tmp_path, kept):
 def test_checkpoint_of_another_run(parts, rows, error, message, saved, make_module, make_trainer):
     with pytest.raises(error, match=message):
         make_trainer(max_epochs=2).fit(make_module(**parts), make_data(train=make_frame(rows, 0)), ckpt_path=saved)
+
+
+@pytest.mark.parametrize(
+    ("parts", "described"),
+    [
+        ({"algorithm": SGD(), "penalty": HingePenalty(0)}, []),
+        ({"constraints": [MeanAtMost(LogisticLoss(), 0.3, {"group": g}) for g in (0, 1)]}, ["MeanAtMost"]),
+    ],
+    ids=["not enforced", "joined"],
+)
+def test_a_checkpoint_describes_its_constraints_as_they_are_posed(
+    parts, described, make_module, make_trainer, tmp_path
+):
+    trainer, path = make_trainer(max_epochs=1), tmp_path / "a.ckpt"
+    trainer.fit(make_module(**parts), make_data())
+    trainer.save_checkpoint(path)
+    stored = torch.load(path, weights_only=True)["fcco"]["engine"]["problem"]["constraints"]
+    assert [kind for kind, _ in stored] == described
+    make_trainer(max_epochs=2).fit(make_module(**parts), make_data(), ckpt_path=path)
 
 
 @pytest.mark.parametrize(("then", "now", "what"), [(True, False, "trained"), (False, True, "frozen")])
