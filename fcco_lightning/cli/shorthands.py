@@ -88,16 +88,22 @@ def written_out(args: Sequence[str]) -> list[str]:
 
 
 def _options(args: Iterable[str]) -> list[_Option]:
-    """The options of a command line; the value of an option may be the next word, unless that begins with ``--``."""
+    """The options of a command line; the value of an option may be the next word, unless that is an option."""
     options: list[_Option] = []
     for arg in args:
         last = options[-1] if options else None
-        if last is not None and last.name.startswith("-") and not last.value and not arg.startswith("--"):
+        is_option = arg.startswith("--") or arg.partition("=")[0] in _CONFIG  # a number may be negative
+        if last is not None and last.name.startswith("-") and not is_option and _takes_a_word(last):
             options[-1] = last._replace(value=arg)
         else:
             name, equals, value = arg.partition("=") if arg.startswith("-") else (arg, "", "")
             options.append(_Option(name, value if equals else None, bool(equals)))
     return options
+
+
+def _takes_a_word(option: _Option) -> bool:
+    """Whether the next word is the option's value; after ``=`` only classes of constraints and decisions may follow."""
+    return option.value is None or (option.value == "" and option.name.startswith((_CONSTRAINTS, _DECISIONS)))
 
 
 def _values(options: Iterable[_Option]) -> dict[str, str]:

@@ -196,9 +196,10 @@ class Judge(Callback):
         violation, vacuous = figures.get("worst_violation"), bool(figures.get("vacuous"))
         attributes = {"figure": name, "value": figures[name], "violation": violation, "vacuous": vacuous}
         self._validations[epoch] = {**attributes, "epoch": epoch}
-        self._keep(epoch)
+        self._judge(epoch)
         self.trial.report(self.rank, epoch + 1)
         if epoch + 1 != trainer.max_epochs and self.trial.should_prune():
+            self._store(epoch)
             raise optuna.TrialPruned
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -208,16 +209,22 @@ class Judge(Callback):
                 "the trial ended without a validation, so it has no figure. Lower "
                 "--trainer.check_val_every_n_epoch, or train longer."
             )
+        epoch = max(self._validations)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, BestFeasible) and callback.chosen:
-                self._keep(callback.chosen["epoch"])
+                epoch = callback.chosen["epoch"]
+        self._judge(epoch)
+        self._store(epoch)
 
-    def _keep(self, epoch: int) -> None:
-        """Store the figures of a validation in the trial."""
-        kept = self._validations[epoch]
-        better = 1 if (self.mode or direction(kept["figure"])) == "max" else -1
-        self.rank = rank(better * kept["value"], kept["violation"], kept["vacuous"])
-        for name, content in kept.items():
+    def _judge(self, epoch: int) -> None:
+        """Compute the rank of the trial from the figures of a validation."""
+        figures = self._validations[epoch]
+        better = 1 if (self.mode or direction(figures["figure"])) == "max" else -1
+        self.rank = rank(better * figures["value"], figures["violation"], figures["vacuous"])
+
+    def _store(self, epoch: int) -> None:
+        """Store the figures of a validation in the trial, which then counts as judged."""
+        for name, content in self._validations[epoch].items():
             self.trial.set_user_attr(name, content)
 
 

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import non_negative
+from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
 from fcco_lightning.outer import Absolute, Linear, OuterFunction, Range, RatioDifference, Shifted
+from fcco_lightning.outer.composed import require_weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Comparison:
     ratios: bool = False
 
     def __post_init__(self) -> None:
+        require_weights(self.weights)
+        for target in self.targets:
+            finite("targets", target)
         if self.ratios and self.weights != (1, -1):
             raise ConfigError(f"weights must be (1, -1) with ratios=True, got {self.weights!r}. Leave ratios out.")
 

@@ -310,8 +310,8 @@ class DecisionRule:
         counted = y if weight is None else y[weight > 0]
         both = bool((counted == 1).any() & (counted == 0).any())
         self.known = True
-        weighted = classifies or (self.proper and not self.decisions.asked)  # costs are in the scores
-        if weighted and self.decisions.mistakes:
+        zero_decides = classifies or (self.proper and not self.decisions.asked)  # costs are in the scores, or unset
+        if zero_decides and self.decisions.mistakes:
             self.division = 0.0
         elif self.decisions.share is not None or both:
             self.division = self.decisions.division(scores, y, weight)

@@ -72,7 +72,8 @@ class OverSides(Constraint):
             )
         weights = self.comparison.weights
         pairs = {tuple(row) for row in over.rows}
-        if self.sides == 1 and self.comparison.equalises and sum(weights) > 0 and any(p[::-1] in pairs for p in pairs):
+        is_ratio = self.sides == 1 and len(weights) == 2 and weights[0] < 0 < sum(weights)  # r u_2 - u_1, r > 1
+        if is_ratio and any(pair[::-1] in pairs for pair in pairs):
             raise ConfigError(
                 f"weights={weights} of the comparison, both ways, ask each side to be larger than the other. Use "
                 f"(-1, {-weights[0] / weights[1]:.3g}) for at most {weights[1] / -weights[0]:g} times as much."
@@ -93,8 +94,10 @@ class OverSides(Constraint):
     @property
     def allowed(self) -> tuple[float, float]:
         """The interval that the constraint allows for the value of a row that compares a single one with a number."""
-        target = sum(self.comparison.targets)
-        return target - self.tolerance if self.sides == 2 else -math.inf, target + self.tolerance
+        target, (weight, *_) = sum(self.comparison.targets), self.comparison.weights
+        least = target - self.tolerance if self.sides == 2 else -math.inf
+        low, high = sorted((least / weight, (target + self.tolerance) / weight))
+        return low, high
 
     def _require_reachable(self) -> None:
         (low, high), least, most = self.allowed, self.range.least, self.range.most
@@ -156,7 +159,7 @@ class OverSides(Constraint):
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """See the base class; the samples' shares in the means are computed once for all points."""
         values, numbers = [self.quantity(outputs, batch) for outputs in points], self.quantity.numbers
-        if values[0].shape[1:] not in ((), (numbers,)):
+        if values[0].shape[1:] not in (((), (1,)) if numbers == 1 else ((numbers,),)):
             raise DataError(
                 f"{type(self).__name__} needs {'one number' if numbers == 1 else f'{numbers} numbers'} per sample, "
                 f"{type(self.quantity).__name__} gave {tuple(values[0].shape)}. Use a quantity of one of them, such as "

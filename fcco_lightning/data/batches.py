@@ -1019,6 +1019,7 @@ def _two_class_plan(
             f"Batches that hold rows of both classes need a column {name!r} with the numbers 0 and 1, but its "
             f"{len(labels)} rows hold {listed_in_order(values)}. Check the column, or draw with UniformSampling."
         )
+    labels = labels.long()
     if not allow_repeats:
         way_out = f"Lower {argument}, change the share of this class in a batch, or set allow_repeats=True."
         _require_rows(torch.bincount(labels), torch.tensor(rows), lambda s: f"with {name}={s}", way_out)

@@ -321,7 +321,7 @@ class Roles:
         if self.columns.target == "number":
             return _numbers(column, "columns.label", where).float()
         missing = torch.tensor(self._missing(column).to_numpy())
-        if isinstance(self.columns.positive, list) or not classes:  # all other values are negative
+        if isinstance(self.columns.positive, list) or (several and not classes):  # all other values are negative
             return marked(column, positive).masked_fill(missing, NOT_KNOWN)
         y = places(classes, column)
         known = marked(column, classes).bool() | missing if several else y >= 0

@@ -317,6 +317,8 @@ class Engine:
         finally:
             objective["most"] = ()  # other batches may exceed it
             self.discard()
+        if self._unchecked > 0:
+            self._unchecked -= self.processes.size * len(next(iter(next(iter(columns.values())).values())))
         if self.problem.settles:
             self.problem.settle()
         if self.arrivals.batches:
@@ -434,7 +436,6 @@ class Engine:
             self._look_at_first(outputs)
         elif self._unchecked > 0:  # in the first epoch; later epochs bring the same samples again
             check_columns(self.problem, outputs)
-            self._unchecked -= len(next(iter(next(iter(outputs.columns.values())).values())))
         return outputs
 
     def measure(

@@ -209,7 +209,7 @@ def whole_numbers(batch: Columns, needed_by: object, column: str) -> Tensor:
     values = one_label_each(batch, needed_by, column)
     if values.is_floating_point():
         raise DataError(f"{column} must be whole numbers (int64), got {values.dtype}. Convert them with .long().")
-    return values
+    return values.long()  # torch compares unsigned numbers with -1 as 255
 
 
 def mean_of(values: Tensor, weight: Tensor) -> float:

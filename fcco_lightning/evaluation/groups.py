@@ -11,7 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.evaluation.base import (
     Evaluation,
     Final,
@@ -187,4 +187,10 @@ def _by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> pd.Data
     if groups.empty:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")
     means = groups[["accuracy", "loss"]].div(groups["weight"], axis=0)
+    not_finite = means.index[~np.isfinite(means["loss"])]
+    if len(not_finite):
+        raise NonFiniteError(
+            f"the loss of group {not_finite[0]} is {means['loss'][not_finite[0]]}: outputs of its samples are NaN or "
+            "infinite. The weights diverged, or the features hold such values: lower the learning rate."
+        )
     return groups.assign(accuracy=means["accuracy"], loss=means["loss"])

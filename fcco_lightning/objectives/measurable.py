@@ -53,8 +53,9 @@ class Measurable(ABC):
     def check(self, outputs: Any, batch: Any) -> None:  # noqa: B027 - some misread nothing
         """Refuse a batch with data that would be misread, such as labels -1 and 1.
 
-        The engine calls it on the first batch, and on a later batch with values that are not finite: :meth:`measure`,
-        which does not branch on values, returns NaN for data that it would misread (:func:`nan_where`).
+        The engine calls it on the first batch (on all batches of the first epoch if no sampling declares the columns
+        and steps are not compiled), and on a later batch with values that are not finite: :meth:`measure`, which does
+        not branch on values, returns NaN for data that it would misread (:func:`nan_where`).
 
         Args:
             outputs: the network's outputs for the part of the batch, of all processes together.

@@ -16,6 +16,16 @@ from fcco_lightning.outer.base import Composed, OuterFunction, known_at, slopes
 from fcco_lightning.outer.elementary import Hinge
 
 
+def require_weights(weights: tuple[float, ...]) -> None:
+    """Refuse the weights of a sum that are not finite, or all 0.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if not any(weights) or not all(map(math.isfinite, weights)):
+        raise ConfigError(f"weights must be finite numbers that are not all 0, got {weights!r}.")
+
+
 @dataclass(frozen=True)
 class Linear(Composed):
     r"""``f(u) = phi(sum_j c_j u_j)`` for rows of width k: a loss of a weighted sum of means.
@@ -34,8 +44,7 @@ class Linear(Composed):
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not any(self.weights) or not all(map(math.isfinite, self.weights)):
-            raise ConfigError(f"weights must be finite numbers that are not all 0, got {self.weights!r}.")
+        require_weights(self.weights)
 
     @property
     def lipschitz(self) -> float:

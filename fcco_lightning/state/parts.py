@@ -115,8 +115,7 @@ def read_parts(checkpoint: Mapping[str, Any], ranges: Mapping[str, tuple[int, in
     if "save_id" not in header:
         raise CheckpointError("the checkpoint has tensors without values, and names no files that have them.")
     folder, writers = Path(header[FOLDER]) / header["save_id"], header["world_size"]
-    if not (last := folder / f"{writers - 1}.part").exists():  # before a loop over so many processes
-        raise CheckpointError(f"`{last}` is missing: it has a part of the checkpoint. {_WAY_OUT}")
+    _require_all(folder, writers)
     pieces: dict[str, list[Tensor]] = {place: [] for place in missing}
     for writer in range(writers):
         overlaps = {}
@@ -135,6 +134,15 @@ def read_parts(checkpoint: Mapping[str, Any], ranges: Mapping[str, tuple[int, in
         none = torch.empty(0, *tensor.shape[1:], dtype=tensor.dtype)
         found[place] = pieces[place][0] if len(pieces[place]) == 1 else torch.cat([none, *pieces[place]])
     return found
+
+
+def _require_all(folder: Path, writers: int) -> None:
+    """Refuse a number of parts that the folder does not have, before a loop over them."""
+    if not (last := folder / f"{writers - 1}.part").exists():
+        raise CheckpointError(f"`{last}` is missing: it has a part of the checkpoint. {_WAY_OUT}")
+    held = len(list(folder.glob("*.part")))
+    if not 0 < writers <= 2 * held:  # a single missing one is named when it is opened
+        raise CheckpointError(f"`{folder}` has {held} of the {writers} parts of the checkpoint. {_WAY_OUT}")
 
 
 def _opened_part(path: Path, rank: int) -> dict[str, Tensor]:

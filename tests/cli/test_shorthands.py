@@ -59,6 +59,13 @@ def test_what_is_no_name_stays_as_it_is(typed):
     assert written_out(["fit", *typed]) == ["fit", *typed]
 
 
+@pytest.mark.parametrize("before", [["--print_config"], ["--data.columns.missing", ""]])
+def test_a_configuration_after_an_option_without_a_value_is_found_by_name(before):
+    *words, path = written_out(["fit", *before, "-c", "roc_fairness/synthetic_sonex"])
+    assert words == ["fit", *before, "-c"]
+    assert path.endswith("synthetic_sonex.yaml")
+
+
 def test_other_options_stay_as_they_are():
     words = ["fit", "--data=TabularDataModule", "--trainer.max_epochs", "3", "--data.train=x.csv"]
     assert written_out(words) == words

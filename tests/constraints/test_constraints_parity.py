@@ -14,6 +14,7 @@ from fcco_lightning.constraints import (
     SidesOfGroups,
     measured,
 )
+from fcco_lightning.constraints.subsets import SidesOfSubsets, Subset
 from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.batches import Drawn
 from fcco_lightning.objectives import LogisticPair, SigmoidPair
@@ -84,3 +85,22 @@ def test_groups_may_be_numbers_of_any_type(dtype):
     narrow = {name: column.to(dtype) for name, column in columns.items()}
     odds.check(scores, narrow)
     assert torch.equal(odds.measure(scores, narrow)[1].values, odds.measure(scores, columns)[1].values)
+
+
+@pytest.mark.parametrize("weights", [(), (0.0, 0.0), (torch.nan,), (torch.inf, 1.0)])
+def test_weights_that_compare_nothing_are_refused(weights):
+    with pytest.raises(ConfigError, match="finite numbers that are not all 0"):
+        Comparison(weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kappa", "reachable"), [((-1.0,), -0.5, True), ((-1.0,), -1.5, False), ((2.0,), -0.5, False)]
+)
+def test_a_rate_may_be_bounded_from_below(weights, kappa, reachable):
+    """``-u <= kappa`` is ``u >= -kappa``; a rate is in [0, 1]."""
+    over = SidesOfSubsets([Subset({"group": 1})], ["rate"])
+    if reachable:
+        assert OverSides(RATE, over, Comparison(weights), kappa).allowed == (-kappa, float("inf"))
+    else:
+        with pytest.raises(ConfigError, match="no model can reach"):
+            OverSides(RATE, over, Comparison(weights), kappa)

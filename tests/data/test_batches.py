@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data import BagSampling, Columns, EventSampling, QuerySampling, Splits
+from fcco_lightning.data import BagSampling, BalancedSampling, Columns, EventSampling, QuerySampling, Splits
 from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.errors import ConfigError, DataError
@@ -297,3 +297,11 @@ REFUSED = [
 def test_batches_that_cannot_be_drawn(make, arguments, options, error, message):
     with pytest.raises(error, match=message):
         make(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
+def test_labels_of_any_whole_type_are_drawn_as_int64(dtype):
+    y = torch.arange(40) % 4 == 0
+    plan, same = (BalancedSampling(8).plan({"y": y.to(kind)}, seed=0) for kind in (dtype, torch.int64))
+    assert all(torch.equal(a, b) for a, b in zip(plan.batches(0), same.batches(0), strict=True))
+    assert torch.equal(plan.strata, same.strata)

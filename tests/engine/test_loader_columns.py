@@ -27,6 +27,14 @@ class Record:
     index: object
 
 
+class Twice(SGD):
+    """Evaluates every batch twice, as algorithms with an inner iteration do."""
+
+    def iteration(self, engine, batch):
+        engine.evaluate(batch)
+        super().iteration(engine, batch)
+
+
 def trained(batch):
     """Weights and rows after a step."""
     torch.manual_seed(0)
@@ -156,8 +164,9 @@ def test_outputs_of_float16_are_said_to_overflow_under_a_loss_scaler_too():
         ({"weight": torch.tensor([1.0, -1.0])}, "`weight` .* -1"),
     ],
 )
-def test_columns_that_nobody_declared_are_checked_in_every_batch_of_the_first_epoch(changed, message):
-    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), SGD()
+@pytest.mark.parametrize("algorithm", [SGD, Twice])
+def test_columns_that_nobody_declared_are_checked_in_every_batch_of_the_first_epoch(algorithm, changed, message):
+    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), algorithm()
     engine = Engine(network, algorithm.pose(AUC(), num_samples=N), algorithm)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     batches = [{name: column[i : i + 2] for name, column in PLAIN.items()} for i in range(0, N, 2)]

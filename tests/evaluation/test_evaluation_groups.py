@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from fcco_lightning import ConfigError, GroupEvaluation
+from fcco_lightning import ConfigError, GroupEvaluation, NonFiniteError
 from fcco_lightning.evaluation.base import correct_and_loss
 from fcco_lightning.evaluation.groups import worst_weights
 from tests.evaluation.reference import by_group, group_figures, split
@@ -139,3 +139,17 @@ def test_tied_groups_belong_to_the_worst_in_part(pooled):
 def test_bad_alpha(alpha):
     with pytest.raises(ConfigError, match=r"alpha must lie in \(0, 1\], got"):
         GroupEvaluation(alpha)
+
+
+def test_groups_of_any_whole_type():
+    outputs, batch = split(3)
+    small = batch | {"group": batch["group"].to(torch.uint8)}
+    assert GroupEvaluation()(outputs, small) == GroupEvaluation()(outputs, batch)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_names_its_group(value):
+    outputs, batch = split(3)
+    outputs[(batch["group"] == 1) & (batch["y"] == 0)] = value
+    with pytest.raises(NonFiniteError, match="loss of group 1 is"):
+        GroupEvaluation()(outputs, batch)

@@ -210,6 +210,13 @@ def test_another_number_of_processes_is_refused(saved, size):
     assert_refused(saved, "part`")
 
 
+@pytest.mark.parametrize("size", [0, -1, 10**15])
+def test_numbers_of_processes_for_which_there_is_a_last_part_only_are_refused(saved, size):
+    saved[0]["fcco"]["world_size"] = size
+    (saved[1][0].parent / f"{size - 1}.part").touch()
+    assert_refused(saved, f"has 3 of the {size} parts")
+
+
 @pytest.mark.parametrize(
     "other",
     [

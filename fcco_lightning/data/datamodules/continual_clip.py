@@ -95,7 +95,7 @@ class ContinualCLIPDataModule(CLIPDataModule):
         self._class_names: list[str] = []
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
-        self._captions: list[Any] = []  # of all pairs
+        self._captions: list[Any] = []  # of all pairs, if they are all the same
 
     @property
     def num_classes(self) -> int:
@@ -127,10 +127,11 @@ class ContinualCLIPDataModule(CLIPDataModule):
             DataError: see :meth:`SplitDataModule.setup`; also if all pairs have the same captions.
         """
         super().setup(stage)
-        captions = {(caption,) if isinstance(caption, str) else tuple(caption) for caption in self._captions}
-        if stage == "fit" and len(captions) == 1:
+        if stage == "fit" and self._captions:
+            caption = self._captions[0]
+            captions = listed_in_order([caption] if isinstance(caption, str) else caption)
             raise DataError(
-                f"All {self.num_train} pairs have the same captions, {listed_in_order(captions.pop())}, as images of "
+                f"All {self.num_train} pairs have the same captions, {captions}, as images of "
                 "one class have, so a contrastive loss has nothing to learn from. Pass other pairs (pairs.sources), or "
                 "make pairs of a share of the other classes' images (--data.pairs.of_others 0.2)."
             )
@@ -284,7 +285,7 @@ class ContinualCLIPDataModule(CLIPDataModule):
                 f"image of the target classes {self.target_names} becomes one. Pass sources, or name a target class "
                 "and leave pairs.of_target on."
             )
-        self._captions = captions
+        self._captions = captions if all(caption == captions[0] for caption in captions) else []
         texts = [text for caption in captions for text in ([caption] if isinstance(caption, str) else caption)]
         self._digests[self._pairs] = digest_of([str(len(captions)), *texts])
         union: Any = ConcatDataset([*images, Subset(train.images, labelled.tolist())])

@@ -26,8 +26,9 @@ class AUC(BinaryObjective):
     There are no rows: the mean over the pairs of a batch is an unbiased estimate if every batch holds both classes, as
     balanced batches do.  A batch without one of the classes has the value 0 and the gradient 0; if the plan of the
     batches is known, other batches get a larger weight to correct for it.  If samples are not drawn uniformly, pairs
-    are weighted by the column ``weight``.  For large batches memory is O(B), and squared losses take O(B log B)
-    operations; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
+    are weighted by the column ``weight``; with unequal weights within a class the mean is a ratio of two estimates, and
+    biased where a batch has few samples of the class.  For large batches memory is O(B), and squared losses take O(B
+    log B) operations; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
 
     The pairs alone can overfit a few positives, and have little gradient once these are ranked correctly.  So
     :class:`~fcco_lightning.FCCOModule` trains on the mean cross-entropy plus .03 times the mean over pairs; with equal
@@ -36,7 +37,7 @@ class AUC(BinaryObjective):
     Criterion ``cross_entropy=30`` adds it.
 
     Args:
-        loss: l, the surrogate loss of a pair.
+        loss: l, the surrogate loss of a pair; None for :class:`SigmoidPair`.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps with few positives; see
             :class:`BinaryObjective`.
         cross_entropy: weight of the additional cross-entropy, see :class:`BinaryObjective`; None for 0, the papers'

@@ -30,9 +30,10 @@ class RecallAtK(RankingObjective):
     f is convex and non-decreasing; if the pair losses are convex in the weights, the objective is convex, as ALEXR
     needs.  With ``sigmoid`` they are not.
 
-    Alone, the ranks overfit a few positives, and the result is worse than that of cross-entropy.  With sigmoids, ``0.03
-    k/n`` times the objective plus the cross-entropy, the default of :class:`~fcco_lightning.FCCOModule`, is equally
-    good (``examples/benchmarks/results/tables_pay.md``).  The factor k/n makes the weight independent of k.
+    Alone, the ranks overfit a few positives, and the result is worse than that of cross-entropy.  So
+    :class:`~fcco_lightning.FCCOModule` takes sigmoids, and minimises the cross-entropy plus ``0.03 k/n`` times the
+    objective: average precision then equals that of cross-entropy, while recall is not better with any weight
+    (``examples/benchmarks/results/tables_pay.md``).  The factor k/n makes the weight independent of k.
 
     Args:
         k: length of the head of the list, >= 1 and less than the number of training samples.

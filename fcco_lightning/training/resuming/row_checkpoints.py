@@ -171,11 +171,14 @@ def save(
     """
     # NumPy scalars, such as a learning rate from np.geomspace, are pickled as code, which loading refuses
     checkpoint.update(mapped(checkpoint, np.generic, lambda _, number: number.item()))
+    parts: dict[str, Tensor] = {}
     if "fcco" in checkpoint:
         checkpoint["fcco"]["states"] = [*states]
+        parts = take_out(checkpoint, states)
     else:  # a checkpoint of weights only, before the first fit
         change(checkpoint, lambda _, tensor: tensor.full_tensor() if is_sharded(tensor) else tensor)  # type: ignore[attr-defined]
-    parts = take_out(checkpoint, states)
+        for name in (name for name, state in states.items() if state.sharded):
+            checkpoint["state_dict"].pop(f"{name}.rows", None)
     if not parts:
         with processes.together():
             write()
