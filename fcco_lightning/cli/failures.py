@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fcco_lightning.errors import ConfigError, FCCOError, printable_lines
 
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OF_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 def status_of(work: Callable[[], object], *, trains: bool = False) -> int:
@@ -64,7 +64,7 @@ def explain(error: BaseException, *, trains: bool = True) -> tuple[int, str] | N
             if is_lost(cause):
                 reason = cause.__cause__ or "another process of the job has ended or does not answer."
                 return 1, f"{reason} To go on, resume with --ckpt_path auto, or name a checkpoint of the run."
-        is_file_error = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
+        is_file_error = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_MACHINE)
         if name == "MisconfigurationException" or is_file_error or _raised_in_library(cause):
             refused = name == "MisconfigurationException" or isinstance(cause, ValueError | TypeError)
             return 2 if refused else 1, f"{name}: {cause}\n(FCCO_DEBUG=1 shows where)"

@@ -632,12 +632,14 @@ def test_what_was_not_saved_is_not_called_so(capsys, end):
     assert "; --ckpt_path auto continues what was saved before, if there is anything." in capsys.readouterr().err
 
 
-def test_a_full_disk_is_said_in_a_line(capsys):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ECONNREFUSED])
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_failure_of_the_machine_is_said_in_a_line(trains, number, capsys):
     def work():
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
-    assert status_of(work, trains=True) == 1
-    assert "fcco: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert status_of(work, trains=trains) == 1
+    assert f"Error: [Errno {number}] {os.strerror(number)}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
